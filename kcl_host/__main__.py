@@ -1,0 +1,13 @@
+"""Entry point of the console script and of `python -m kcl_host`."""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    from kcl_host.cli.main import cli
+
+    cli()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""The effects the host has on the world. coordination/ and retrieval/ see nothing else of it.
+
+Every remote method may raise Throttled, Unavailable, TableMissing or AccessError (errors.py); a lost condition is an
+outcome, never an exception. No method retries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from kcl_host.model.lease import Lease, LeaseListing, TableState, WriteOutcome
+from kcl_host.model.records import RecordsPage
+from kcl_host.model.sequence import ExtendedSequenceNumber, IteratorPosition
+from kcl_host.model.shard import HashKeyRange, Shard, ShardFilter, StreamIdentifier, StreamSummary
+from kcl_host.model.state import ClientVersionState, LeaderLock
+from kcl_host.model.worker import WorkerMetricStats
+
+
+class Clock(Protocol):
+    def monotonic(self) -> float:
+        """Seconds for durations and expiry; never goes back, has no meaning outside this process."""
+
+    def wall(self) -> float:
+        """Epoch seconds, only for what is written to tables or shown to people."""
+
+
+class LeaseTable(Protocol):
+    """The lease table. Each write has the condition of spec lease-table section 5."""
+
+    def describe(self) -> TableState | None:
+        """None when the table does not exist."""
+
+    def create_table(self) -> bool:
+        """Creates the table together with its index; False when somebody else did. Does not wait."""
+
+    def create_index(self) -> None:
+        """Adds the index to a table that was found without it; somebody else doing so is fine."""
+
+    def enable_point_in_time_recovery(self) -> None: ...
+
+    def list_leases(self, stream: StreamIdentifier | None = None) -> LeaseListing:
+        """Scan, eventually consistent; with `stream` only the leases of that (multi-stream) stream."""
+
+    def is_empty(self) -> bool:
+        """True when no row is a lease; rows of other entity types do not count."""
+
+    def get(self, lease_key: str) -> Lease | None:
+        """Consistent read; None when there is no such lease."""
+
+    def lease_keys_of(self, worker_id: str) -> list[str]:
+        """Keys whose leaseOwner is `worker_id`, through the index (eventually consistent, may be stale)."""
+
+    def create(self, lease: Lease) -> bool:
+        """False when a row with this key exists."""
+
+    def renew(self, lease: Lease, throughput_kbps: float | None) -> WriteOutcome: ...
+
+    def assign(self, lease: Lease, to: str) -> WriteOutcome:
+        """Leader's direct assignment, and the completion of a handover by the old owner."""
+
+    def initiate_handoff(self, lease: Lease, to: str) -> WriteOutcome: ...
+
+    def evict(self, lease: Lease) -> WriteOutcome: ...
+
+    def checkpoint(self, lease: Lease, checkpoint: ExtendedSequenceNumber) -> WriteOutcome: ...
+
+    def prepare_checkpoint(
+        self, lease: Lease, pending: ExtendedSequenceNumber, state: bytes | None
+    ) -> WriteOutcome: ...
+
+    def write_child_shards(self, lease_key: str, child_shard_ids: frozenset[str]) -> bool:
+        """False when the row is gone."""
+
+    def write_hash_key_range(self, lease_key: str, hash_key_range: HashKeyRange) -> bool:
+        """False when the row is gone."""
+
+    def delete(self, lease_key: str) -> None: ...
+
+
+class CoordinatorTable(Protocol):
+    """Leader lock and migration items. Reads are consistent."""
+
+    def exists(self) -> bool: ...
+
+    def create_table(self) -> bool:
+        """False when somebody else created it. Waits until it is ACTIVE either way."""
+
+    def read_lock(self) -> LeaderLock | None: ...
+
+    def acquire_lock(self, lock: LeaderLock, over: LeaderLock | None) -> bool:
+        """PutItem of the whole item. `over` is the item as read: None (must be absent), released, or held."""
+
+    def heartbeat_lock(self, lock: LeaderLock, previous_record_version_number: str) -> bool: ...
+
+    def release_lock(self, lock: LeaderLock) -> bool:
+        """Deletes the item if it is still exactly ours."""
+
+    def read_client_version(self) -> ClientVersionState | None: ...
+
+    def create_client_version(self, state: ClientVersionState) -> bool:
+        """False when the item exists."""
+
+    def read_table_migration_status(self) -> str | None:
+        """`tm` of TableMigration3.5; None when there is no such item."""
+
+
+class WorkerMetricsTable(Protocol):
+    """Worker metric stats."""
+
+    def exists(self) -> bool: ...
+
+    def create_table(self) -> bool:
+        """False when somebody else created it. Waits until it is ACTIVE either way."""
+
+    def put(self, stats: WorkerMetricStats) -> None:
+        """Unconditional update of the named attributes."""
+
+    def get(self, worker_id: str) -> WorkerMetricStats | None: ...
+
+    def list_workers(self) -> tuple[list[WorkerMetricStats], list[str]]:
+        """Rows, and the ids of rows that cannot be decoded."""
+
+    def delete_if_unchanged(self, stats: WorkerMetricStats) -> bool:
+        """Deletes a stale row, provided that its last update is still the one given."""
+
+
+class Stream(Protocol):
+    """One Kinesis stream. Every method may also raise StreamNotFound."""
+
+    def describe(self) -> StreamSummary: ...
+
+    def list_shards(self, shard_filter: ShardFilter | None = None) -> list[Shard] | None:
+        """One complete listing, all pages; None when the stream is neither ACTIVE nor UPDATING."""
+
+    def get_shard_iterator(self, shard_id: str, position: IteratorPosition) -> str:
+        """Raises InvalidPosition; StreamNotFound also when only the shard is gone."""
+
+    def get_records(self, iterator: str, limit: int) -> RecordsPage:
+        """Raises ExpiredIterator, InvalidPosition; StreamNotFound also when only the shard is gone."""
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """What the host does with bytes a child wrote: lines to write back, and whether the action is answered.
+
+    `progressed` says that a valid message was among them, which restarts the wait of timeoutInSeconds.
+    """
+
+    to_write: bytes = b""
+    done: bool = False
+    progressed: bool = False
+
+
+class Child(Protocol):
+    """One running child process, owned by one thread."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def exchange(self, line: bytes, receive: Callable[[bytes], Reply], timeout_s: float | None) -> None:
+        """Writes `line` and reads stdout in one loop until `receive` says done; `receive(b"")` is EOF.
+
+        Raises ChildExited, ChildTimedOut; what `receive` raises passes through.
+        """
+
+    def idle(self, wake_fd: int | None, receive: Callable[[bytes], Reply], timeout_s: float | None) -> None:
+        """Waits until `wake_fd` is readable or the time is over, and serves the child's output meanwhile.
+
+        Raises ChildExited as soon as the child ends.
+        """
+
+    def end(self) -> int | None:
+        """Closes stdin, drains, waits, then TERM and KILL of the group, each after its deadline.
+
+        Returns the exit status (negative: signal), None when even KILL did not help in time. Never raises.
+        """
+
+    def kill(self) -> None:
+        """KILL of the whole group at once."""
