@@ -4,9 +4,9 @@ from __future__ import annotations
 
 
 def main() -> None:
-    from kcl_host.cli.main import cli
+    from kcl_host.cli.main import main as command_line
 
-    cli()
+    command_line()
 
 
 if __name__ == "__main__":

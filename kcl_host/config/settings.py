@@ -5,7 +5,7 @@ Every field says unit, default and the key it comes from in config/keys.py; here
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -18,6 +18,13 @@ class CredentialsProvider(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     arguments: tuple[str, ...] = ()
     nested: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        """The name only: arguments are secret and settings end up in logs."""
+        return f"CredentialsProvider({self.name!r})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("name", self.name)]
 
 
 class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,107 @@
+"""Clients of botocore, made so that no call outlives what it protects (DESIGN.md 4: client time-outs).
+
+One request is one attempt: a retry made inside the SDK would make "applied, but the answer was lost" look like a lost
+lease. Clients may be shared by threads; their pools are larger than the number of threads that use them at once, so a
+renewal never waits for a connection behind a checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError
+from botocore.session import Session
+
+from kcl_host import __version__
+from kcl_host.aws.credentials import session_for
+from kcl_host.aws.kinesis import install_fast_get_records
+from kcl_host.config.settings import ServiceSettings, Settings
+from kcl_host.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from mypy_boto3_dynamodb.client import DynamoDBClient
+    from mypy_boto3_kinesis.client import KinesisClient
+
+DYNAMODB_CONNECT_TIMEOUT_S: Final = 1.0
+DYNAMODB_POOL: Final = 64
+KINESIS_CONNECT_TIMEOUT_S: Final = 2.0
+KINESIS_POOL: Final = 128
+"""Connections are made as they are needed; beyond this number they are not kept."""
+
+
+class Clients(msgspec.Struct, frozen=True):
+    """The clients every worker needs."""
+
+    dynamodb: DynamoDBClient
+    kinesis: KinesisClient
+
+
+def clients_for(settings: Settings) -> Clients:
+    """Both clients, from one session where credentials and region are the same: half the cost at start.
+
+    Raises ConfigurationError when there is no region, AccessError when there are no credentials.
+    """
+    dynamodb, kinesis = settings.dynamodb, settings.kinesis
+    session = service_session(kinesis)
+    same = (dynamodb.credentials, dynamodb.region) == (kinesis.credentials, kinesis.region)
+    return Clients(
+        dynamodb=dynamodb_client(settings, session if same else None),
+        kinesis=kinesis_client(settings, session),
+    )
+
+
+def dynamodb_client(settings: Settings, session: Session | None = None) -> DynamoDBClient:
+    """For all three tables. Raises as `clients_for`."""
+    config = Config(
+        connect_timeout=DYNAMODB_CONNECT_TIMEOUT_S,
+        read_timeout=settings.lease.request_timeout_s,
+        max_pool_connections=DYNAMODB_POOL,
+    )
+    client: DynamoDBClient = _create("dynamodb", settings.dynamodb, config, session)
+    return client
+
+
+def kinesis_client(settings: Settings, session: Session | None = None) -> KinesisClient:
+    """For listing and polling. Raises as `clients_for`."""
+    config = Config(
+        connect_timeout=KINESIS_CONNECT_TIMEOUT_S,
+        read_timeout=settings.retrieval.request_timeout_s,
+        max_pool_connections=KINESIS_POOL,
+    )
+    client: KinesisClient = _create("kinesis", settings.kinesis, config, session)
+    return client
+
+
+def service_session(service: ServiceSettings) -> Session:
+    """A session with the credentials and the region of `service`, whose clients decode GetRecords fast."""
+    session = session_for(service.credentials, service.region)
+    install_fast_get_records(session)
+    return session
+
+
+def _create(name: str, service: ServiceSettings, config: Config, session: Session | None) -> Any:
+    session = session or service_session(service)
+    try:
+        region = service.region or session.get_config_variable("region")
+        if not region:
+            raise ConfigurationError(
+                f"no AWS region for {name}: set regionName in the properties file, AWS_REGION in the environment, "
+                "or a region in the AWS profile"
+            )
+        return session.create_client(
+            name, region_name=region, endpoint_url=service.endpoint_url, config=config.merge(_of_every_client(service))
+        )
+    except (BotoCoreError, ValueError) as error:
+        raise ConfigurationError(f"the {name} client cannot be made: {error}") from error
+
+
+def _of_every_client(service: ServiceSettings) -> Config:
+    return Config(
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        tcp_keepalive=True,
+        user_agent_extra=f"kcl-host/{__version__}",
+        use_dualstack_endpoint=service.use_dualstack or None,
+        use_fips_endpoint=service.use_fips or None,
+    )

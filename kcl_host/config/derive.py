@@ -1,0 +1,289 @@
+"""What follows from the values of a configuration taken together: required keys, defaults that depend on others,
+contradictions, and the Settings tree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from kcl_host.config.credentials import mask_chain, near_region
+from kcl_host.config.findings import Report
+from kcl_host.config.keys import BY_NAME, Key
+from kcl_host.config.settings import Settings
+from kcl_host.config.values import convert, has_unbalanced_quote, mask_uri, split_command
+
+_STREAM_ARN: Final = re.compile(r"arn:aws[a-z-]*:kinesis:([a-z0-9-]+):[0-9]{12}:stream/([a-zA-Z0-9_.-]+)")
+_TABLE_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{3,255}")
+_STREAM_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
+_LEAST_IDLE_MS: Final = 200
+_SERVICES: Final = (
+    # settings, credentials keys, endpoint key, SDK's name in AWS_ENDPOINT_URL_*
+    ("kinesis", "AwsCredentialsProvider", "kinesisCredentialsProvider.class", "kinesisEndpoint", "KINESIS"),
+    ("dynamodb", "AwsCredentialsProviderDynamoDB", "dynamoDBCredentialsProvider.class", "dynamoDBEndpoint", "DYNAMODB"),
+    (
+        "cloudwatch",
+        "AwsCredentialsProviderCloudWatch",
+        "cloudWatchCredentialsProvider.class",
+        "cloudWatchEndpoint",
+        "CLOUDWATCH",
+    ),
+)
+
+
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """A key as it was given. `value` None: the text is of no use, the default applies."""
+
+    key: Key
+    name: str
+    text: str
+    value: Any
+    is_set: bool
+    """Whether Java's field differs from the default of its type; decides retrievalMode = DEFAULT."""
+    line: int | None
+
+
+class Derivation:
+    """Builds the tree of one configuration. `derived` tells (value, origin) of what is neither given nor a default."""
+
+    def __init__(
+        self,
+        given: Mapping[str, Given],
+        *,
+        environ: Mapping[str, str],
+        report: Report,
+        misspelt: Mapping[str, str],
+        known_regions: Collection[str],
+    ) -> None:
+        self.derived: dict[str, tuple[str | None, str]] = {}
+        self._given = given
+        self._environ = environ
+        self._report = report
+        self._misspelt = misspelt
+        self._known_regions = known_regions
+        self._tree: dict[str, Any] = {}
+
+    def settings(self, *, worker_id: str) -> Settings | None:
+        """The tree; None when an error was reported, then or before."""
+        for one in self._given.values():
+            if one.key.to and one.value is not None:
+                milliseconds = one.key.unit == "ms" and one.key.to.endswith("_s")
+                self._put(one.key.to, one.value / 1000 if milliseconds else one.value)
+        self._command()
+        self._stream()
+        self._application(worker_id)
+        self._region()
+        for service, *keys in _SERVICES:
+            self._service(service, *keys)
+        self._start_position()
+        self._lease_times()
+        self._retrieval()
+        self._tables()
+        if self._report.has_errors:
+            return None
+        return msgspec.convert(self._tree, Settings)
+
+    def value(self, name: str, default: Any = None) -> Any:
+        """The value of a key, `default` when it has none."""
+        one = self._given.get(name)
+        return default if one is None or one.value is None else one.value
+
+    def _put(self, path: str, value: Any) -> None:
+        *parents, field = path.split(".")
+        node = self._tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[field] = value
+
+    def _line(self, name: str) -> int | None:
+        one = self._given.get(name)
+        return one.line if one else None
+
+    def _warn(self, name: str, text: str) -> None:
+        self._report.warning(name, text, self._line(name))
+
+    def _missing(self, names: tuple[str, ...], text: str) -> None:
+        """A required key has no value; says so unless its text was refused already."""
+        given = [self._given[name] for name in names if name in self._given]
+        if given:
+            if not self._report.has_error_about(given[0].name):
+                self._report.error(given[0].name, f"{given[0].name} needs a value: {text}", given[0].line)
+            return
+        near = "".join(
+            f" ({self._misspelt[name]}: names are case-sensitive)" for name in names if name in self._misspelt
+        )
+        self._report.error(names[0], f"{' or '.join(names)} is missing: {text}{near}")
+
+    def _command(self) -> None:
+        text = self.value("executableName")
+        if text is None:
+            self._missing(("executableName",), "set it to the command of your record processor")
+            return
+        if has_unbalanced_quote(text):
+            self._warn("executableName", "executableName has a quote without its partner; it is passed on as it is")
+        self._put("child.command", split_command(text))
+
+    def _stream(self) -> None:
+        name, arn = self.value("streamName"), self.value("streamArn")
+        if arn is not None:
+            match = _STREAM_ARN.fullmatch(arn)
+            if not match:
+                text = f"streamArn = {arn} is not of the form arn:aws:kinesis:REGION:ACCOUNT:stream/NAME"
+                self._report.error("streamArn", text, self._line("streamArn"))
+                return
+            if name is not None and name != match[2]:
+                self._warn("streamName", "streamName is ignored, streamArn names another stream and wins")
+            name = match[2]
+            self.derived["streamName"] = (name, "derived")
+        if name is None:
+            hint = "; several streams (streamNames, streamArns) are not in this release yet"
+            several = self.value("streamNames") or self.value("streamArns")
+            self._missing(("streamName", "streamArn"), f"set one of them{hint if several else ''}")
+        elif not _STREAM_NAME.fullmatch(name):
+            text = f"streamName = {name!r} cannot be a stream: letters, digits and _ . - only, at most 128"
+            self._report.error("streamName", text, self._line("streamName"))
+        self._put("stream.name", name)
+
+    def _application(self, worker_id: str) -> None:
+        self._tree.setdefault("worker_id", worker_id)
+        if self._tree["worker_id"] == worker_id:
+            self.derived["workerId"] = (worker_id, "derived")
+        application = self.value("applicationName")
+        if application is None:
+            self._missing(("applicationName",), "it names the lease table and everything else of your application")
+            return
+        for key, path, default in (
+            ("tableName", "lease_table", application),
+            ("coordinatorStateTableName", "coordinator_table", f"{application}-CoordinatorState"),
+            ("workerMetricsTableName", "worker_metrics_table", f"{application}-WorkerMetricStats"),
+        ):
+            table = self._tree.setdefault(path, {})
+            if "name" not in table:
+                table["name"] = default
+                self.derived[key] = (default, "derived")
+            if not _TABLE_NAME.fullmatch(table["name"]):
+                source = key if key in self._given else "applicationName"
+                if self._report.has_error_about(source):
+                    continue
+                text = f"{source}: {table['name']!r} cannot be a DynamoDB table: 3 to 255 letters, digits and _ . -"
+                self._report.error(source, text, self._line(source))
+
+    def _region(self) -> None:
+        region = self.value("regionName")
+        if region is None:
+            for variable in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+                if region := self._environ.get(variable):
+                    self.derived["regionName"] = (region, f"environment {variable}")
+                    if self._known_regions and region not in self._known_regions:
+                        near = near_region(region, self._known_regions)
+                        self._report.warning("regionName", f"{variable} = {region} is not a known region{near}")
+                    break
+        for service, *_ in _SERVICES:
+            node = self._tree.setdefault(service, {})
+            own = node.setdefault("region", region)
+            if own != region and self.value("regionName") is not None:
+                self._warn("regionName", f"regionName is ignored for {service}, whose client has a region of its own")
+        arn = _STREAM_ARN.fullmatch(self.value("streamArn", ""))
+        actual = self._tree["kinesis"]["region"]
+        if arn and actual and arn[1] != actual:
+            self._warn(
+                "streamArn", f"streamArn names {arn[1]}, but as in Java the region {actual} is used for requests"
+            )
+
+    def _service(self, service: str, credentials: str, builder: str, endpoint: str, sdk_name: str) -> None:
+        node = self._tree[service]
+        if credentials in self._given and builder in self._given:
+            text = f"{builder} and {credentials} (line {self._line(credentials)}) exclude each other"
+            self._report.error(builder, text, self._line(builder))
+        elif "credentials" not in node and service == "kinesis":
+            self._missing((credentials, builder), "for the default chain of AWS write DefaultCredentialsProvider")
+        elif "credentials" not in node:
+            node["credentials"] = self._tree["kinesis"].get("credentials", ())
+            source = next((n for n in _SERVICES[0][1:3] if n in self._given), None)
+            if source:
+                self.derived[credentials] = (mask_chain(self._given[source].text), "derived")
+        if "endpoint_url" in node or self._environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
+            return
+        for variable in (f"AWS_ENDPOINT_URL_{sdk_name}", "AWS_ENDPOINT_URL"):
+            if url := self._environ.get(variable):
+                if problem := convert(BY_NAME[endpoint], url).problem:
+                    self._report.error(endpoint, f"{variable} {problem}")
+                node["endpoint_url"] = url
+                self.derived[endpoint] = (mask_uri(url), f"environment {variable}")
+                return
+
+    def _start_position(self) -> None:
+        timestamp = self.value("initialPositionInStreamExtended")
+        if timestamp is not None:
+            self._tree["initial_position"] = {"kind": "AT_TIMESTAMP", "timestamp_s": timestamp}
+            self.derived["initialPositionInStream"] = ("AT_TIMESTAMP", "derived")
+        else:
+            self._tree["initial_position"] = {"kind": self.value("initialPositionInStream", "LATEST")}
+
+    def _lease_times(self) -> None:
+        failover_s = self.value("failoverTimeMillis", 10_000) / 1000
+        self._tree["lock"] = {"lease_duration_s": failover_s, "heartbeat_s": failover_s / 3}
+        if "interval_s" not in self._tree.setdefault("assignment", {}):
+            self._put("assignment.interval_s", 2 * failover_s)
+            self.derived["leaseAssignmentIntervalMillis"] = (f"{2000 * failover_s:.0f}", "derived")
+        if (bound_s := self.value("dynamoDbRequestTimeout")) is not None:
+            if bound_s > 0:
+                self._put("lease.request_timeout_s", min(3.0, bound_s))
+            else:
+                text = "dynamoDbRequestTimeout must be longer than nothing"
+                self._report.error("dynamoDbRequestTimeout", text, self._line("dynamoDbRequestTimeout"))
+        if self.value("cleanupLeasesUponShardCompletion") is False:
+            text = (
+                "cleanupLeasesUponShardCompletion = false: leases of finished shards stay; the Java daemon deletes them"
+            )
+            self._warn("cleanupLeasesUponShardCompletion", text)
+        capture, report = "inMemoryWorkerMetricsCaptureFrequencyMillis", "workerMetricsReporterFreqInMillis"
+        if self.value(capture, 1000) >= self.value(report, 30000):
+            self._warn(capture, f"{capture} should be shorter than {report}")
+
+    def _retrieval(self) -> None:
+        """POLLING or FANOUT by the rule of spec configuration 3.10."""
+        polling = [g for g in self._given.values() if g.key.bean == "pollingConfig" and g.is_set]
+        fan_out = [g for g in self._given.values() if g.name.startswith("fanoutConfig.")]
+        asked = self.value("retrievalMode", "DEFAULT")
+        if asked == "DEFAULT" and polling:
+            mode, reason = "POLLING", f"{polling[0].name} is set"
+        elif asked == "DEFAULT":
+            mode, reason = "FANOUT", "no polling key is set"
+        else:
+            mode, reason = asked, f"retrievalMode = {asked}"
+        if asked == "DEFAULT":
+            self.derived["retrievalMode"] = (f"{mode} ({reason})", "derived")
+        if mode == "FANOUT":
+            text = f"enhanced fan-out is chosen ({reason}), but it is not in this release yet"
+            self._warn("retrievalMode", f"{text}; write retrievalMode = POLLING")
+        for one in polling if mode == "FANOUT" else fan_out:
+            self._report.warning(one.name, f"{one.name} is ignored, the retrieval mode is {mode} ({reason})", one.line)
+        self._put("retrieval.mode", mode)
+        self._put("retrieval.mode_reason", reason)
+        name = "fanoutConfig.consumerName"
+        if (
+            self.value("fanoutConfig.consumerArn") is None
+            and name not in self._given
+            and "application_name" in self._tree
+        ):
+            self._put("retrieval.consumer_name", self._tree["application_name"])
+            self.derived[name] = (self._tree["application_name"], "derived")
+        idle = "idleTimeBetweenReadsInMillis"
+        if self.value(idle, _LEAST_IDLE_MS) < _LEAST_IDLE_MS:
+            self._warn(idle, f"{idle} is raised to {_LEAST_IDLE_MS}")
+            self._put("retrieval.idle_between_reads_s", _LEAST_IDLE_MS / 1000)
+            self.derived[idle] = (str(_LEAST_IDLE_MS), "derived")
+
+    def _tables(self) -> None:
+        for mode, names in (
+            ("billingMode", ("initialLeaseTableReadCapacity", "initialLeaseTableWriteCapacity")),
+            ("coordinatorStateBillingMode", ("coordinatorStateReadCapacity", "coordinatorStateWriteCapacity")),
+            ("workerMetricsBillingMode", ("workerMetricsReadCapacity", "workerMetricsWriteCapacity")),
+        ):
+            if self.value(mode) != "PROVISIONED":
+                for name in names:
+                    if self.value(name) is not None:
+                        self._warn(name, f"{name} has no effect unless {mode} = PROVISIONED")

@@ -1,0 +1,116 @@
+"""Finds the leases that rows give to this worker: at the start by a scan, then through the index."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from kcl_host.config.settings import AssignmentSettings, LeaseSettings
+from kcl_host.coordination.held_leases import HeldLease, HeldLeases
+from kcl_host.errors import RetryLater, TableMissing
+from kcl_host.model.lease import Lease
+from kcl_host.ports import Clock, LeaseTable
+
+_log = logging.getLogger(__name__)
+
+SCAN_PAUSE_S = 10.0
+"""While the index is not ACTIVE, a scan stands in for it, no more often than this."""
+IN_COMPANY_S = 1.0
+"""Cadence when other workers are alive."""
+PENDING_S = 0.2
+"""Cadence while a row is in pending handover to us."""
+
+
+class Discovery:
+    """Takes up what the leader assigned to us; `on_found` gets each lease taken up.
+
+    Nothing is written here: the first write is the renewal, conditional on the counter read here. A row in pending
+    handover to us is not ours yet (spec lease-table 7.4, pitfall 8); it is read again soon.
+    """
+
+    def __init__(
+        self,
+        lease_table: LeaseTable,
+        held_leases: HeldLeases,
+        worker_id: str,
+        lease_settings: LeaseSettings,
+        assignment: AssignmentSettings,
+        clock: Clock,
+        is_alone: Callable[[], bool],
+        on_found: Callable[[HeldLease], None],
+    ) -> None:
+        self._table = lease_table
+        self._held_leases = held_leases
+        self._worker_id = worker_id
+        self._alone_s = assignment.interval_s / 2 - lease_settings.epsilon_s
+        self._clock = clock
+        self._is_alone = is_alone
+        self._on_found = on_found
+        self._pending: set[str] = set()
+        self._next_query_s = 0.0
+        self._next_scan_s = 0.0
+
+    def take_up(self, lease: Lease, read_at_s: float) -> bool:
+        """Holds the lease if its row says so; True when it is new."""
+        if lease.lease_owner != self._worker_id or lease.is_handover_pending:
+            return False
+        held = self._held_leases.add(lease, read_at_s)
+        if held is None:
+            return False
+        _log.info("lease taken up", extra={"action": "lease_taken", "lease_key": lease.lease_key})
+        self._on_found(held)
+        return True
+
+    def resume(self) -> None:
+        """At the start: leases that still name this worker id are renewed at once, those in handover left alone."""
+        now_s = self._clock.monotonic()
+        for lease in self._table.list_leases().leases:
+            if lease.lease_owner == self._worker_id and not lease.is_handover_pending:
+                outcome = self._table.renew(lease, lease.throughput_kbps)
+                if outcome.applied and (row := self._table.get(lease.lease_key)) is not None:
+                    self.take_up(row, now_s)
+
+    def run_once(self) -> float:
+        now_s = self._clock.monotonic()
+        if now_s >= self._next_query_s:
+            keys = self._keys(now_s)
+            self._next_query_s = now_s + (self._alone_s if self._is_alone() else IN_COMPANY_S)
+        else:
+            keys = sorted(self._pending)
+        for lease_key in keys:
+            if self._held_leases.get(lease_key) is None:
+                self._read(lease_key)
+        now_s = self._clock.monotonic()
+        return PENDING_S if self._pending else max(0.0, self._next_query_s - now_s)
+
+    def leases_named_ours(self) -> list[Lease]:
+        """Rows that name this worker as next or only owner and are not held; for the last look before the exit."""
+        keys = [key for key in self._table.lease_keys_of(self._worker_id) if self._held_leases.get(key) is None]
+        rows = [self._table.get(key) for key in keys]
+        return [row for row in rows if row is not None and row.lease_owner == self._worker_id]
+
+    def _keys(self, now_s: float) -> list[str]:
+        try:
+            return self._table.lease_keys_of(self._worker_id)
+        except TableMissing:
+            if now_s < self._next_scan_s:
+                return []
+            self._next_scan_s = now_s + SCAN_PAUSE_S
+            _log.warning("index not ready, scanning the lease table instead", extra={"action": "discovery_by_scan"})
+            leases = self._table.list_leases().leases
+            return [lease.lease_key for lease in leases if lease.lease_owner == self._worker_id]
+
+    def _read(self, lease_key: str) -> None:
+        read_at_s = self._clock.monotonic()
+        try:
+            row = self._table.get(lease_key)
+        except RetryLater as error:
+            _log.warning(
+                "lease could not be read",
+                extra={"action": "discovery_failed", "lease_key": lease_key, "error": str(error)},
+            )
+            return
+        pending = row is not None and row.lease_owner == self._worker_id and row.is_handover_pending
+        (self._pending.add if pending else self._pending.discard)(lease_key)
+        if row is not None:
+            self.take_up(row, read_at_s)

@@ -1,0 +1,126 @@
+"""Moving leases from loaded workers to others, once every lease has a live owner.
+
+By variance (the default): of all metrics the one with most to move is handled; workers that stand above the fleet's
+average by the threshold, or above their operating range, give away a dampened share of their excess to whoever has
+most room, as long as that lifts nobody above the average. By lease count: the counts become equal, give or take one.
+
+Source: KCL 3.5.1 VarianceBasedLeaseAssignmentDecider, LeaseCountBasedLeaseAssignmentDecider; spec coordination 4.6
+and 4.8.
+Where we differ: leases already on their way count as given (fleet.py), and the lease-count strategy levels the counts
+fully; Java leaves workers without any lease when the others do not exceed the rounded-up target.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import msgspec
+
+from kcl_host.config.settings import AssignmentSettings
+from kcl_host.decisions.fleet import Fleet, WorkerLoad, is_above
+from kcl_host.decisions.rng import Rng
+
+
+class _Excess(msgspec.Struct, frozen=True):
+    """Workers above the average in one metric, each with the KiB per second it should give away, most first."""
+
+    metric: str
+    sources: tuple[tuple[WorkerLoad, float], ...]
+
+    @property
+    def total_kbps(self) -> float:
+        return sum(take_kbps for _, take_kbps in self.sources)
+
+
+def balance_by_variance(fleet: Fleet, settings: AssignmentSettings, rng: Rng) -> None:
+    """Places leases in `fleet` so that utilisation evens out."""
+    found = [excess for metric in fleet.averages if (excess := _excess(fleet, metric, settings)).sources]
+    if not found:
+        return
+    excess = max(found, key=lambda e: e.total_kbps)  # the first of equals
+    for source, take_kbps in excess.sources:
+        for key in _leases_to_give(fleet, source, take_kbps, settings, rng):
+            target = fleet.best()
+            if target is None:
+                return
+            if fleet.would_overload(target, key):
+                # It stays out of the queue for this pass, and so does the rest of this source (Java's rule).
+                break
+            if target is not source:
+                fleet.place(key, target, f"balance:{excess.metric}")
+            fleet.put_back(target)
+
+
+def _excess(fleet: Fleet, metric: str, settings: AssignmentSettings) -> _Excess:
+    average = fleet.averages[metric]
+    upper = average * (1 + settings.rebalance_threshold_percentage / 100)
+    lower = average * (1 - settings.rebalance_threshold_percentage / 100)
+    workers = [w for _, w in sorted(fleet.workers.items()) if metric in w.metrics]
+
+    def beyond_range(worker: WorkerLoad) -> bool:
+        return is_above(worker.metrics[metric], worker.limits[metric])
+
+    if not any(is_above(w.metrics[metric], upper) or is_above(lower, w.metrics[metric]) for w in workers) and not any(
+        beyond_range(w) for w in workers
+    ):
+        return _Excess(metric, ())
+    sources = [w for w in workers if w.metrics[metric] >= upper or beyond_range(w)]
+    if not sources:
+        sources = [max(workers, key=lambda w: w.metrics[metric])]
+    taken = [(w, _take_kbps(w, metric, average, settings)) for w in sources]
+    return _Excess(metric, tuple(sorted(taken, key=lambda pair: (-pair[1], pair[0].worker_id))))
+
+
+def _take_kbps(worker: WorkerLoad, metric: str, average: float, settings: AssignmentSettings) -> float:
+    value = worker.metrics[metric]
+    share = (value - average) / value if value > 0 else 0.0
+    return worker.load_kbps * share * settings.dampening_percentage / 100
+
+
+def _leases_to_give(
+    fleet: Fleet, source: WorkerLoad, take_kbps: float, settings: AssignmentSettings, rng: Rng
+) -> list[str]:
+    """Leases of `source` that together weigh less than `take_kbps`, in random order; or one that weighs more.
+
+    A worker whose leases show no throughput gives one.
+    """
+    leaving = source.held & fleet.blocked
+    movable = sorted(source.held - leaving)
+    if not movable:
+        return []
+    if source.load_kbps <= 0:
+        return [] if leaving else movable[:1]
+    remaining_kbps = take_kbps - sum(fleet.throughput[key] for key in sorted(leaving))
+    rng.shuffle(movable)
+    given = []
+    for key in movable:
+        if remaining_kbps - fleet.throughput[key] > 0:
+            remaining_kbps -= fleet.throughput[key]
+            given.append(key)
+    if not given and not leaving and settings.allow_throughput_overshoot:
+        given = [min(movable, key=lambda key: (fleet.throughput[key], key))]
+    return given
+
+
+def balance_by_lease_count(fleet: Fleet, max_leases: int) -> None:
+    """Places leases in `fleet` so that no two workers differ by more than one lease, with the fewest moves."""
+    counts = {w: fleet.workers[w].lease_count - len(fleet.workers[w].held & fleet.blocked) for w in fleet.workers}
+    if not counts:
+        return
+    quotient, remainder = divmod(sum(counts.values()), len(counts))
+    # Whoever has most keeps the odd ones.
+    ordered = sorted(counts, key=lambda w: (-counts[w], w))
+    target = {w: quotient + (1 if rank < remainder else 0) for rank, w in enumerate(ordered)}
+    offered = iter(
+        [
+            key
+            for w in ordered
+            if counts[w] > target[w]
+            for key in sorted(fleet.workers[w].held - fleet.blocked)[: counts[w] - target[w]]
+        ]
+    )
+    for worker_id in reversed(ordered):
+        worker = fleet.workers[worker_id]
+        room = min(target[worker_id] - counts[worker_id], max_leases - worker.lease_count)
+        for key in islice(offered, max(0, room)):
+            fleet.place(key, worker, "balance:leases")

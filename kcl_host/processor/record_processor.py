@@ -1,0 +1,201 @@
+"""The child's end of the MultiLang protocol (protocol/PROTOCOL.md), for processors written in Python.
+
+Every child imports it when it starts, once per shard and restart, so it imports little itself (no typing, no
+dataclasses).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from binascii import a2b_base64
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import IO, Any
+
+
+class CheckpointError(Exception):
+    """The host refused a checkpoint; `value` is the name of the Java exception.
+
+    ThrottlingException and KinesisClientLibDependencyException may pass: try again after a pause, or leave it to the
+    next batch. ShutdownException: the lease is gone, lease_lost follows. InvalidStateException: not allowed now.
+    IllegalArgumentException: the number is malformed, behind the last checkpoint or beyond the last record.
+    """
+
+    def __init__(self, value: str) -> None:
+        super().__init__(value)
+        self.value = value
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same checkpoint may succeed later."""
+        return self.value in ("ThrottlingException", "KinesisClientLibDependencyException")
+
+
+class Record:
+    """One user record; those of a KPL aggregate share the sequence number and differ in the sub-sequence number."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self._fields = fields
+
+    def __repr__(self) -> str:
+        return f"<Record {self.sequence_number}/{self.sub_sequence_number} {self.partition_key!r}>"
+
+    @property
+    def data(self) -> bytes:
+        """The payload, decoded from base64 at each access."""
+        return a2b_base64(self._fields["data"] or "")
+
+    @property
+    def partition_key(self) -> str:
+        key: str = self._fields["partitionKey"]
+        return key
+
+    @property
+    def sequence_number(self) -> str:
+        number: str = self._fields["sequenceNumber"]
+        return number
+
+    @property
+    def sub_sequence_number(self) -> int:
+        number: int = self._fields["subSequenceNumber"]
+        return number
+
+    @property
+    def approximate_arrival_ms(self) -> int | None:
+        """Epoch milliseconds at which Kinesis received the record."""
+        arrival: int | None = self._fields["approximateArrivalTimestamp"]
+        return arrival
+
+
+class Checkpointer:
+    """Asks the host to remember how far this shard is processed. Valid only inside the method it was given to."""
+
+    def __init__(self, conversation: _Conversation) -> None:
+        self._conversation = conversation
+
+    def checkpoint(self, sequence_number: str | None = None, sub_sequence_number: int | None = None) -> None:
+        """Everything up to and including this position is done and will not be delivered again.
+
+        Without a number: all records delivered so far, or the end of the shard in shard_ended. A number without a
+        sub-sequence number stands for sub-sequence number 0, the first record of an aggregate. Returns once the host
+        has stored it; raises CheckpointError.
+        """
+        self._conversation.write(
+            {
+                "action": "checkpoint",
+                "sequenceNumber": sequence_number,
+                "subSequenceNumber": sub_sequence_number,
+            }
+        )
+        answer = self._conversation.read()
+        if answer is None:  # the host is gone or gave us up; somebody else goes on from the last checkpoint
+            raise CheckpointError("ShutdownException")
+        if answer["action"] != "checkpoint":
+            raise CheckpointError("InvalidStateException")
+        if answer.get("error") is not None:
+            raise CheckpointError(answer["error"])
+
+    def _checkpoint_unless_lost(self) -> None:
+        try:
+            self.checkpoint()
+        except CheckpointError as e:
+            if e.value != "ShutdownException":
+                raise
+
+
+class RecordProcessor:
+    """Base of a processor. Its methods are called one at a time; an exception ends the process.
+
+    The host then starts a new one, which begins at the last checkpoint: records after it are delivered again, none is
+    lost. (The processors of amazon_kclpy differ: there an exception is printed and the batch counts as processed.)
+    """
+
+    def initialize(self, shard_id: str, sequence_number: str | None, sub_sequence_number: int | None) -> None:
+        """Called first. The position is the shard's checkpoint: digits, TRIM_HORIZON, LATEST or AT_TIMESTAMP."""
+
+    def process_records(self, records: list[Record], checkpointer: Checkpointer) -> None:
+        """Called for each batch, in order. `self.millis_behind_latest` says how far behind the tip the batch is."""
+        raise NotImplementedError
+
+    def lease_lost(self) -> None:
+        """Another worker has the shard; nothing can be checkpointed any more. stdin ends after this."""
+
+    def shard_ended(self, checkpointer: Checkpointer) -> None:
+        """Every record of the closed shard was delivered. Must checkpoint, or its child shards cannot start."""
+        checkpointer._checkpoint_unless_lost()
+
+    def shutdown_requested(self, checkpointer: Checkpointer) -> None:
+        """The worker is about to give the shard away: the last opportunity to checkpoint. lease_lost follows."""
+        checkpointer._checkpoint_unless_lost()
+
+    millis_behind_latest: int | None = None
+    """Of the current batch; None when the host does not know."""
+
+
+class _Conversation:
+    """Lines of JSON, one at a time."""
+
+    def __init__(self, stdin: IO[bytes], stdout: IO[bytes]) -> None:
+        self._stdin = stdin
+        self._stdout = stdout
+
+    def read(self) -> dict[str, Any] | None:
+        """The next message; None at EOF."""
+        line = self._stdin.readline()
+        if not line:
+            return None
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def write(self, message: dict[str, Any]) -> None:
+        self._stdout.write(json.dumps(message).encode() + b"\n")
+        self._stdout.flush()
+
+
+def run(processor: RecordProcessor, stdin: IO[bytes] | None = None, stdout: IO[bytes] | None = None) -> None:
+    """Serves the host until it closes our stdin, the normal end.
+
+    Without arguments the process's own stdin and stdout are used, and taken away from everybody else: afterwards
+    print() and the output of subprocesses go to stderr, and reading stdin finds it empty.
+    """
+    if stdin is None or stdout is None:
+        stdin, stdout = _take_standard_streams()
+    conversation = _Conversation(stdin, stdout)
+    while (message := conversation.read()) is not None:
+        _perform(processor, message, conversation)
+        conversation.write({"action": "status", "responseFor": message["action"]})
+
+
+def _perform(processor: RecordProcessor, message: dict[str, Any], conversation: _Conversation) -> None:
+    action = message["action"]
+    if action == "initialize":
+        processor.initialize(message["shardId"], message["sequenceNumber"], message["subSequenceNumber"])
+    elif action == "processRecords":
+        processor.millis_behind_latest = message["millisBehindLatest"]
+        processor.process_records([Record(fields) for fields in message["records"]], Checkpointer(conversation))
+    elif action == "leaseLost":
+        processor.lease_lost()
+    elif action == "shardEnded":
+        processor.shard_ended(Checkpointer(conversation))
+    elif action == "shutdownRequested":
+        processor.shutdown_requested(Checkpointer(conversation))
+    else:
+        raise ValueError(f"the host sent an action that does not exist: {action!r}")
+
+
+def _take_standard_streams() -> tuple[IO[bytes], IO[bytes]]:
+    """The pipes of the conversation under new descriptors; 0 becomes /dev/null and 1 the same as 2."""
+    sys.stdout.flush()
+    stdin = os.fdopen(os.dup(0), "rb", buffering=1024 * 1024)
+    stdout = os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    return stdin, stdout

@@ -1,0 +1,484 @@
+"""One worker of the application: everything is made and wired here, started, watched and stopped.
+
+The main thread waits in `run` for one thing at a time: a request to stop, a failure, a lease found, a lease lost.
+Those arrive on one queue, put there by signal handlers and by the threads of the worker; nothing else is shared.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import random
+import uuid
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, Literal
+
+import msgspec
+
+from kcl_host import __version__
+from kcl_host.aws.clients import clients_for
+from kcl_host.aws.coordinator_table import DynamoDbCoordinatorTable
+from kcl_host.aws.kinesis import KinesisStream
+from kcl_host.aws.lease_table import DynamoDbLeaseTable
+from kcl_host.aws.worker_metrics_table import DynamoDbWorkerMetricsTable
+from kcl_host.child.process import child_environment, start_child
+from kcl_host.child.stderr import level_of
+from kcl_host.config.settings import Settings
+from kcl_host.coordination.auditor import Auditor
+from kcl_host.coordination.departure import Departure
+from kcl_host.coordination.discovery import Discovery
+from kcl_host.coordination.held_leases import HeldLease, HeldLeases
+from kcl_host.coordination.leader import Assigner, Election
+from kcl_host.coordination.lease_cleanup import LeaseCleanup
+from kcl_host.coordination.metadata import Metadata, NotYet
+from kcl_host.coordination.renewal import Renewal
+from kcl_host.coordination.shard_end import ShardEnd
+from kcl_host.coordination.shard_sync import ShardSync, ShardSyncFailed
+from kcl_host.coordination.worker_report import WorkerReport
+from kcl_host.decisions.consumer_state import ShutdownReason
+from kcl_host.errors import DrainDeadlineExceeded, KclHostError, RetryLater, TwinWorker
+from kcl_host.log import bind
+from kcl_host.model.lease import Lease
+from kcl_host.model.shard import StreamIdentifier
+from kcl_host.multilang.dialogue import CheckpointRequested, Dialogue
+from kcl_host.observe.load import LoadSampler
+from kcl_host.ports import Clock
+from kcl_host.retrieval.handoff import Handoff
+from kcl_host.retrieval.polling import PollingSource
+from kcl_host.runtime.child_session import ChildSession
+from kcl_host.runtime.shard_consumer import ConsumerServices, ConsumerStatus, ShardConsumer
+from kcl_host.runtime.threads import ConsumerThread, Periodic
+
+_log = logging.getLogger(__name__)
+
+STREAM_READY: Final = ("ACTIVE", "UPDATING")
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something the main thread has to act upon."""
+
+    kind: Literal["stop", "stop_now", "fatal", "found", "lost", "handover", "shard_ended", "finished"]
+    held: HeldLease | None = None
+    where: str = ""
+    error: BaseException | None = None
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The worker as people see it, at one moment."""
+
+    application_name: str
+    stream_name: str
+    worker_id: str
+    phase: Literal["STARTING", "RUNNING", "STOPPING", "STOPPED"]
+    is_leader: bool
+    consumers: tuple[ConsumerStatus, ...]
+
+
+class StoppedAtOnce(KclHostError):
+    """A second signal ended the host before its children had finished."""
+
+
+class Supervisor:
+    """`run` blocks until the worker has stopped; `request_stop` and `stop_now` may be called by signal handlers."""
+
+    def __init__(self, settings: Settings, *, environ: dict[str, str], clock: Clock, rng: random.Random) -> None:
+        self._settings = settings
+        self._environ = environ
+        self._clock = clock
+        self._rng = rng
+        self._log = bind(_log, worker=settings.worker_id, stream=settings.stream.name)
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._phase: Literal["STARTING", "RUNNING", "STOPPING", "STOPPED"] = "STARTING"
+        self._consumers: dict[str, ShardConsumer] = {}
+        self._threads: dict[str, ConsumerThread] = {}
+        self._synced = False
+        self._periodics: dict[str, Periodic] = {}
+        self._wire()
+
+    # What others may call
+
+    def request_stop(self) -> None:
+        self._events.put(Event("stop"))
+
+    def stop_now(self) -> None:
+        self._events.put(Event("stop_now"))
+
+    def status(self) -> WorkerStatus:
+        return WorkerStatus(
+            application_name=self._settings.application_name,
+            stream_name=self._settings.stream.name,
+            worker_id=self._settings.worker_id,
+            phase=self._phase,
+            is_leader=self._election.is_leader(),
+            consumers=tuple(sorted((c.status() for c in list(self._consumers.values())), key=lambda s: s.lease_key)),
+        )
+
+    def run(self) -> None:
+        """Raises KclHostError with the reason when the worker could not start or had to stop."""
+        failure: BaseException | None = None
+        try:
+            if self._start():
+                self._phase = "RUNNING"
+                failure = self._watch()
+            self._phase = "STOPPING"
+            in_time = self._drain(give_away=not isinstance(failure, TwinWorker))
+        finally:
+            self._stop_threads()
+            self._phase = "STOPPED"
+        if failure is not None:
+            raise failure
+        if not in_time:
+            raise DrainDeadlineExceeded(
+                f"children were killed because they did not finish within shutdownGraceMillis = "
+                f"{self._settings.coordinator.shutdown_grace_s * 1000:.0f}; nothing is lost, what they did not "
+                "checkpoint will be delivered again"
+            )
+
+    # Wiring
+
+    def _wire(self) -> None:
+        settings, clock, rng, worker_id = self._settings, self._clock, self._rng, self._settings.worker_id
+        clients = clients_for(settings)
+        self._stream = KinesisStream(
+            clients.kinesis,
+            settings.stream.name,
+            arn=settings.stream.arn,
+            list_shards_backoff_s=settings.shard_sync.list_shards_backoff_s,
+            list_shards_max_attempts=settings.shard_sync.list_shards_max_attempts,
+        )
+        self._lease_table = DynamoDbLeaseTable(
+            clients.dynamodb, settings.lease_table, scan_segments=settings.lease.scan_segments
+        )
+        coordinator_table = DynamoDbCoordinatorTable(clients.dynamodb, settings.coordinator_table)
+        metrics_table = DynamoDbWorkerMetricsTable(clients.dynamodb, settings.worker_metrics_table)
+        self._metadata = Metadata(self._lease_table, coordinator_table, metrics_table, settings, clock, rng)
+        self._sampler = LoadSampler(disabled=settings.worker_metrics.disabled)
+        self._report = WorkerReport(
+            metrics_table, worker_id, settings.worker_metrics, clock, self._sampler.drain_average
+        )
+        self._election = Election(coordinator_table, worker_id, settings.lock, clock, _uuid)
+        self._held_leases = HeldLeases(
+            self._lease_table,
+            worker_id,
+            settings.lease,
+            clock,
+            _uuid,
+            on_lost=lambda held, _: self._events.put(Event("lost", held)),
+        )
+        self._assigner = Assigner(
+            self._election,
+            self._lease_table,
+            metrics_table,
+            worker_id,
+            settings.assignment,
+            settings.lease,
+            settings.worker_metrics,
+            clock,
+            rng,
+            on_assigned_to_self=self._assigned_to_self,
+        )
+        self._departure = Departure(self._lease_table, metrics_table, worker_id, settings, clock)
+        self._discovery = Discovery(
+            self._lease_table,
+            self._held_leases,
+            worker_id,
+            settings.lease,
+            settings.assignment,
+            clock,
+            is_alone=lambda: self._assigner.active_workers == {worker_id},
+            on_found=lambda held: self._events.put(Event("found", held)),
+        )
+        self._renewers = ThreadPoolExecutor(max(settings.lease.max_renewal_threads // 4, 2), "renewal")
+        self._renewal = Renewal(
+            self._held_leases,
+            settings.lease,
+            clock,
+            for_each=self._in_parallel,
+            on_handover=lambda held: self._events.put(Event("handover", held)),
+        )
+        identifier = StreamIdentifier(name=settings.stream.name)
+        self._shard_sync = ShardSync(
+            self._stream, self._lease_table, identifier, settings.initial_position, settings.shard_sync
+        )
+        self._cleanup = LeaseCleanup(self._stream, self._lease_table, settings.shard_sync, clock)
+        self._auditor = Auditor(
+            self._stream,
+            self._lease_table,
+            self._shard_sync,
+            identifier,
+            settings.shard_sync,
+            clock,
+            is_leader=self._election.is_leader,
+        )
+        self._services = ConsumerServices(
+            settings=settings,
+            lease_table=self._lease_table,
+            held_leases=self._held_leases,
+            shard_end=ShardEnd(self._lease_table, rng),
+            lease_cleanup=self._cleanup,
+            clock=clock,
+            rng=rng,
+            new_source=self._new_source,
+            start_session=self._start_session,
+            on_fatal=self._fatal,
+            on_shard_end=lambda held: self._events.put(Event("shard_ended", held)),
+        )
+
+    def _in_parallel(self, renew: Callable[[HeldLease], None], leases: Iterable[HeldLease]) -> None:
+        for _ in self._renewers.map(renew, leases):
+            pass
+
+    def _new_source(self, held: HeldLease, handoff: Handoff) -> PollingSource:
+        return PollingSource(
+            self._stream,
+            held.lease.shard_id,
+            handoff,
+            self._settings.retrieval,
+            self._settings.initial_position,
+            self._clock,
+            self._rng,
+        )
+
+    def _start_session(self, held: HeldLease, checkpoint: Callable[[CheckpointRequested], str | None]) -> ChildSession:
+        settings, shard_id = self._settings, held.lease.shard_id
+        log = bind(logging.getLogger("kcl_host.child"), worker=settings.worker_id, shard=shard_id)
+        child = start_child(
+            settings.child.command,
+            env=child_environment(
+                self._environ,
+                application=settings.application_name,
+                stream=settings.stream.name,
+                shard=shard_id,
+                worker=settings.worker_id,
+            ),
+            settings=settings.child,
+            on_stderr=lambda line: log.log(level_of(line), line, extra={"action": "child_stderr"}),
+            name=shard_id,
+        )
+        dialogue = Dialogue(max_line_bytes=settings.child.max_line_bytes)
+        return ChildSession(child, dialogue, checkpoint, settings.child.response_timeout_s, log)
+
+    def _fatal(self, where: str, error: BaseException) -> None:
+        self._events.put(Event("fatal", where=where, error=error))
+
+    def _assigned_to_self(self, lease: Lease, read_at_s: float) -> None:
+        self._discovery.take_up(lease, read_at_s)
+
+    # Start
+
+    def _start(self) -> bool:
+        """Everything up to running threads; False when a stop was requested meanwhile."""
+        self._log.info(
+            "worker starts",
+            extra={
+                "action": "worker_starts",
+                "version": __version__,
+                "application": self._settings.application_name,
+                "reads_by": "polling",
+                "because": self._settings.retrieval.mode_reason,
+            },
+        )
+        for step in (self._find_stream, self._metadata.prepare, self._report.run_once, self._election.run_once,
+                     self._discovery.resume):  # fmt: skip
+            if not self._retrying(step):
+                return False
+        self._periodic("renewal", self._renewal.run_once)
+        if not self._retrying(self._lead):
+            return False
+        self._periodic("report", self._report.run_once, fatal=(TwinWorker,))
+        self._periodic("election", self._election.run_once)
+        self._periodic("lead", self._lead)
+        self._periodic("discovery", self._discovery.run_once)
+        self._periodic("audit", self._auditor.run_once)
+        self._periodic("cleanup", self._cleanup.run_once)
+        self._periodic("client-version", self._metadata.run_once)
+        if not self._settings.worker_metrics.disabled:
+            self._periodic("load", self._sample)
+        return True
+
+    def _retrying(self, step: Callable[[], object]) -> bool:
+        """Runs a step of the start until it succeeds; False when a stop was requested. Raises the last RetryLater."""
+        attempts, pause_s = self._settings.coordinator.initialization_attempts, 0.2
+        for attempt in range(1, attempts + 1):
+            try:
+                step()
+                return True
+            except RetryLater as error:
+                if attempt == attempts:
+                    raise
+                self._log.warning(
+                    "start waits",
+                    extra={"action": "start_waits", "attempt": attempt, "of": attempts, "error": str(error)},
+                )
+            if self._stop_within(pause_s):
+                return False
+            pause_s = min(2 * pause_s, self._settings.coordinator.initialization_backoff_s)
+        return True
+
+    def _stop_within(self, pause_s: float) -> bool:
+        try:
+            event = self._events.get(timeout=pause_s)
+        except queue.Empty:
+            return False
+        if event.kind in ("stop", "stop_now"):
+            return True
+        self._events.put(event)
+        return False
+
+    def _find_stream(self) -> None:
+        summary = self._stream.describe()
+        if summary.status not in STREAM_READY:
+            raise NotYet(f"stream {summary.name} is {summary.status}, waiting until it is ACTIVE")
+
+    def _lead(self) -> float:
+        """A leader's turn: a shard sync when it has just come to lead, then the assignment pass."""
+        if not self._election.is_leader():
+            self._synced = False
+        elif not self._synced:
+            self._sync_shards()
+            self._synced = True
+        return self._assigner.run_once()
+
+    def _sync_shards(self) -> None:
+        has_leases = not self._lease_table.is_empty()
+        if has_leases and self._settings.shard_sync.skip_at_start_if_leases_exist:
+            return
+        try:
+            self._shard_sync.run()
+        except ShardSyncFailed as error:
+            if not has_leases:
+                raise
+            # The leases that are there must go on; the audit will find what is missing.
+            self._log.error("shard sync failed", extra={"action": "shard_sync_failed", "error": str(error)})
+
+    def _sample(self) -> float:
+        self._sampler.sample()
+        return self._settings.worker_metrics.capture_interval_s
+
+    def _periodic(
+        self, name: str, run_once: Callable[[], float | None], fatal: tuple[type[Exception], ...] = ()
+    ) -> None:
+        self._periodics[name] = Periodic(name, run_once, on_fatal=self._fatal, fatal=fatal).start()
+
+    # Run
+
+    def _watch(self) -> BaseException | None:
+        """Serves events until the worker must stop; the failure that made it stop, None after a request."""
+        while True:
+            event = self._events.get()
+            if event.kind in ("stop", "stop_now"):
+                self._log.info("stop requested", extra={"action": "stop_requested"})
+                return None
+            if event.kind == "fatal":
+                self._log.error(
+                    "the worker must stop",
+                    extra={"action": "fatal", "where": event.where, "error": str(event.error)},
+                    exc_info=None if isinstance(event.error, KclHostError) else event.error,
+                )
+                return event.error
+            self._serve(event)
+
+    def _serve(self, event: Event) -> None:
+        held = event.held
+        assert held is not None
+        if event.kind == "found":
+            consumer = ShardConsumer(held, self._services)
+            self._consumers[held.token] = consumer
+            self._threads[held.token] = ConsumerThread(
+                f"shard-{held.lease_key}", consumer.run, lambda: self._events.put(Event("finished", held))
+            ).start()
+            return
+        consumer_of = self._consumers.get(held.token)
+        if event.kind == "finished":
+            self._threads.pop(held.token)
+            # A shard that has ended keeps its lease, and its line in the status, until the row is cleaned up.
+            if not self._held_leases.is_held(held):
+                self._consumers.pop(held.token, None)
+        elif event.kind == "lost" and consumer_of is not None:
+            consumer_of.stop(ShutdownReason.LEASE_LOST)
+            if held.token not in self._threads:
+                self._consumers.pop(held.token)
+        elif event.kind == "handover" and consumer_of is not None:
+            consumer_of.stop(ShutdownReason.REQUESTED)
+        elif event.kind == "shard_ended":
+            self._periodics["lead"].poke()
+            for consumer in self._consumers.values():
+                consumer.poke()
+
+    # Stop (DESIGN.md 4.2)
+
+    def _drain(self, *, give_away: bool) -> bool:
+        """Ends every consumer within shutdownGraceMillis; False when children had to be killed."""
+        deadline_s = self._clock.monotonic() + self._settings.coordinator.shutdown_grace_s
+        for name in ("lead", "election", "discovery", "audit", "cleanup", "client-version", "report"):
+            if name in self._periodics:
+                self._periodics[name].stop()
+        _attempt(self._log, "announce that this worker leaves", self._report.announce_leaving)
+        self._election.release()
+        reason = ShutdownReason.REQUESTED if give_away else ShutdownReason.LEASE_LOST
+        if give_away and self._threads:
+            _attempt(self._log, "name the next owners of the leases", self._name_next_owners)
+        for consumer in self._consumers.values():
+            consumer.stop(reason)
+        in_time = self._await_consumers(deadline_s)
+        if not in_time:
+            for token in self._threads:
+                self._consumers[token].kill_child()
+            child = self._settings.child
+            self._await_consumers(self._clock.monotonic() + child.term_deadline_s + child.close_deadline_s)
+        if give_away:
+            _attempt(self._log, "release the leases of finished shards", self._release_the_rest)
+            _attempt(self._log, "release what arrived meanwhile", self._release_late_arrivals)
+            _attempt(self._log, "expire the metrics of this worker", self._report.expire)
+        return in_time
+
+    def _await_consumers(self, deadline_s: float) -> bool:
+        while self._threads:
+            remaining_s = deadline_s - self._clock.monotonic()
+            if remaining_s <= 0:
+                return False
+            try:
+                event = self._events.get(timeout=remaining_s)
+            except queue.Empty:
+                continue
+            if event.kind in ("stop", "stop_now"):
+                for token in self._threads:
+                    self._consumers[token].kill_child()
+                raise StoppedAtOnce
+            if event.kind in ("finished", "lost"):
+                self._serve(event)
+        return True
+
+    def _name_next_owners(self) -> None:
+        """Initiates the handover of each held lease to a live worker; leases without one are evicted later."""
+        for held, to in self._departure.targets(self._held_leases.all()):
+            self._held_leases.initiate_handover(held, to)
+
+    def _release_the_rest(self) -> None:
+        for held in self._held_leases.all():
+            self._held_leases.evict(held)
+
+    def _release_late_arrivals(self) -> None:
+        for lease in self._discovery.leases_named_ours():
+            if not lease.is_handover_pending:
+                self._lease_table.evict(lease)
+
+    def _stop_threads(self) -> None:
+        for periodic in self._periodics.values():
+            periodic.stop()
+        for periodic in self._periodics.values():
+            periodic.join(5.0)
+        self._renewers.shutdown(wait=False, cancel_futures=True)
+
+
+def _uuid() -> str:
+    return str(uuid.uuid4())
+
+
+def _attempt(log: logging.LoggerAdapter[logging.Logger], what: str, act: Callable[[], object]) -> None:
+    """One act of the stop: a failure is said, and the stop goes on."""
+    try:
+        act()
+    except KclHostError as error:
+        log.warning("stopping: could not %s", what, extra={"action": "stop_step_failed", "error": str(error)})

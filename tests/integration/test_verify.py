@@ -1,0 +1,215 @@
+"""`kcl-host verify` on a good child, and on one child for each way to break the protocol."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from kcl_host.cli.verify import load_sessions, steps_of, verify
+
+pytestmark = pytest.mark.integration
+
+CHILD = r"""
+import json, os, sys, time
+
+fault = sys.argv[1].removeprefix("--fault=")
+
+
+def write(**message):
+    print(json.dumps(message), flush=True)
+
+
+def ask(sequence_number, sub_sequence_number=None):
+    write(action="checkpoint", sequenceNumber=sequence_number, subSequenceNumber=sub_sequence_number)
+    return json.loads(sys.stdin.readline())["error"]
+
+
+def checkpoint(sequence_number=None, sub_sequence_number=None):
+    while ask(sequence_number, sub_sequence_number) in ("ThrottlingException", "KinesisClientLibDependencyException"):
+        if fault == "dies-when-refused":
+            sys.exit("refused")
+
+
+for line in sys.stdin:
+    message = json.loads(line)
+    action = message["action"]
+    if fault == "noise":
+        print("working on", action, "progress 10%\rprogress 100%", flush=True)
+    if action == "initialize" and fault == "checkpoint-in-initialize":
+        ask(None)
+    if action == "processRecords":
+        last = message["records"][-1]
+        if fault == "exits":
+            print("no such table", file=sys.stderr, flush=True)
+            sys.exit(3)
+        if fault == "hangs":
+            time.sleep(60)
+        if fault == "wrong-status":
+            action = "initialize"
+        if fault == "malformed-number":
+            ask("abc")
+        if fault == "malformed-request":
+            write(action="checkpoint", sequenceNumber={})
+        if fault == "too-high":
+            ask(str(int(last["sequenceNumber"]) + 1))
+        if fault == "misspelt":
+            write(action="Status", responseFor=action)
+            time.sleep(60)
+        if fault == "only-ascii-keys":
+            last["partitionKey"].encode("ascii")
+        if fault != "never-checkpoints":
+            checkpoint(last["sequenceNumber"], last["subSequenceNumber"])
+    if action == "shutdownRequested" and fault != "never-checkpoints":
+        checkpoint()
+    if action == "shardEnded" and fault != "no-checkpoint-at-shard-end":
+        checkpoint()
+    write(action="status", responseFor=action)
+    if fault == "answers-twice" and action == "processRecords":
+        write(action="status", responseFor=action)
+    if fault == "exits-after-initialize" and action == "initialize":
+        break
+    if fault == "exits-by-itself" and action in ("leaseLost", "shardEnded"):
+        break
+if fault == "ignores-eof":
+    time.sleep(60)
+if fault == "killed-at-the-end":
+    os.kill(os.getpid(), 11)
+if fault == "exits-with-9":
+    sys.exit(9)
+"""
+
+
+@pytest.fixture(scope="module")
+def child(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("verify") / "child.py"
+    path.write_text(CHILD)
+    return path
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(verify, arguments)
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result.exit_code, result.output
+
+
+def report(child: Path, fault: str, *options: str) -> tuple[int, dict[str, Any]]:
+    exit_code, output = run("--json", *options, sys.executable, str(child), f"--fault={fault}")
+    return exit_code, json.loads(output)
+
+
+def test_a_good_child_passes_every_session(child: Path) -> None:
+    exit_code, output = run(sys.executable, str(child), "--fault=none")
+    assert exit_code == 0
+    lines = output.splitlines()
+    assert [line.split()[:2] for line in lines[:-1]] == [["ok", s.name] for s in load_sessions()]
+    assert lines[-1] == f"{len(load_sessions())} sessions without a deviation"
+
+
+@pytest.mark.parametrize(
+    ("fault", "session", "action", "message"),
+    [
+        ("exits", "records", "processRecords", "ended with status 3"),
+        ("exits-after-initialize", "records", "initialize", "ended with status 0"),
+        ("hangs", "records", "processRecords", "did not answer within 2 s"),
+        ("wrong-status", "records", "processRecords", "answered processRecords with another status"),
+        ("answers-twice", "records", "processRecords", "a status that nobody asked for"),
+        ("malformed-number", "records", "processRecords", "sequence number 'abc' is malformed"),
+        ("malformed-request", "records", "processRecords", "looks like a message and is none"),
+        ("misspelt", "records", "processRecords", "looks like a message and is none"),
+        ("too-high", "records", "processRecords", "the last position delivered"),
+        ("dies-when-refused", "checkpoint-refused", "processRecords", "ended with status 1"),
+        ("only-ascii-keys", "non-ascii-key", "processRecords", "ended with status 1"),
+        ("no-checkpoint-at-shard-end", "shard-end", "shardEnded", "no checkpoint of the end of the shard"),
+        ("ignores-eof", "end-of-input", "processRecords", "did not end within 2 s after its stdin was closed"),
+        ("killed-at-the-end", "end-of-input", "processRecords", "was ended by SIGSEGV after its stdin was closed"),
+    ],
+)
+def test_a_deviation_is_reported(child: Path, fault: str, session: str, action: str, message: str) -> None:
+    exit_code, result = report(child, fault, "--only", session, "--timeout", "2")
+    assert exit_code == 1 and not result["ok"]
+    (only,) = result["sessions"]
+    assert only["session"] == session and not only["ok"]
+    first = only["deviations"][0]
+    assert first["action"] == action
+    assert message in first["message"]
+
+
+def test_the_line_to_blame_is_shown(child: Path) -> None:
+    options = ["--only", "records", "--timeout", "2", sys.executable, str(child)]
+    exit_code, output = run(*options, "--fault=misspelt")
+    assert exit_code == 1
+    assert 'child> {"action": "Status", "responseFor": "processRecords"}' in output
+    assert "did not answer within 2 s" in output
+    assert "1 of 1 sessions deviate from the protocol: records" in output
+    exit_code, output = run(*options, "--fault=exits")
+    assert "stderr: no such table" in output
+
+
+@pytest.mark.parametrize(
+    ("fault", "note"),
+    [
+        ("noise", "noise on stdout, 4 line(s), first 'working on initialize progress 10%'"),
+        ("checkpoint-in-initialize", "asks for a checkpoint in initialize, where it is always refused"),
+        ("exits-with-9", "the process ended with status 9; the host does not mind"),
+    ],
+)
+def test_what_a_host_puts_up_with_is_only_noted(child: Path, fault: str, note: str) -> None:
+    exit_code, result = report(child, fault, "--only", "start")
+    assert exit_code == 0
+    assert result["sessions"][0]["deviations"] == []
+    assert result["sessions"][0]["notes"] == [note]
+
+
+def test_a_child_may_end_by_itself_after_the_last_action(child: Path) -> None:
+    assert report(child, "exits-by-itself", "--only", "start", "--only", "shard-end")[0] == 0
+
+
+def test_a_child_that_never_checkpoints_is_noted(child: Path) -> None:
+    exit_code, result = report(child, "never-checkpoints", "--only", "records", "--only", "shutdown-requested")
+    assert exit_code == 0
+    assert result["notes"] == ["never asks for a checkpoint: after a restart everything would be delivered again"]
+
+
+def example(language: str) -> str:
+    guide = (Path(__file__).parents[2] / "protocol" / "GUIDE.md").read_text("utf-8")
+    return guide.split(f"```{language}\n")[1].split("```")[0]
+
+
+def test_the_python_child_of_the_guide(tmp_path: Path) -> None:
+    path = tmp_path / "child.py"
+    path.write_text(example("python"))
+    exit_code, output = run(sys.executable, str(path))
+    assert exit_code == 0, output
+    assert "note" not in output
+
+
+@pytest.mark.interop
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_javascript_child_of_the_guide(tmp_path: Path) -> None:
+    path = tmp_path / "child.js"
+    path.write_text(example("javascript"))
+    exit_code, output = run("node", str(path))
+    assert exit_code == 0, output
+    assert "note" not in output
+
+
+def test_usage() -> None:
+    exit_code, output = run("--list")
+    assert exit_code == 0
+    assert [line.split()[0] for line in output.splitlines()] == [s.name for s in load_sessions()]
+    assert run("--only", "nothing", "true")[0] == 2
+    assert run("--timeout", "1")[0] == 2
+    exit_code, output = run("no-such-program-anywhere")
+    assert exit_code == 2 and "no-such-program-anywhere is not on the PATH" in output
+
+
+def test_sessions_start_with_initialize_and_answer_only_inside_actions() -> None:
+    for transcript in load_sessions():
+        steps = steps_of(transcript)
+        assert steps[0].action.action == "initialize" and not steps[0].answers

@@ -1,0 +1,92 @@
+"""A shard consumer's checkpoints over its whole life: whatever the child asks for, the row only moves forward, never
+beyond what was delivered, and a child that follows the rules can always end the shard."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from kcl_host.decisions.checkpoint import (
+    Refused,
+    Write,
+    delivered,
+    entering_shard_end,
+    resolve,
+    started,
+    written,
+)
+from kcl_host.model.sequence import AT_SHARD_END, ExtendedSequenceNumber
+
+
+class Checkpoints(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.row = ExtendedSequenceNumber("TRIM_HORIZON")
+        self.state = started(self.row)
+        self.next = 1
+        self.delivered: list[ExtendedSequenceNumber] = []
+        self.ended = False
+
+    def ask(self, sequence_number: str | None, sub: int | None, *, answer_lost: bool = False) -> bool:
+        outcome = resolve(self.state, sequence_number, sub)
+        if isinstance(outcome, Write):
+            assert self.row < outcome.position
+            assert outcome.position.is_shard_end or outcome.position <= self.delivered[-1]
+            assert self.ended or not outcome.position.is_shard_end
+            if not answer_lost:
+                self.row = outcome.position
+                self.state = written(self.state, outcome.position)
+        return not isinstance(outcome, Refused)
+
+    @precondition(lambda self: not self.ended)
+    @rule(subs=st.integers(1, 3))
+    def deliver(self, subs: int) -> None:
+        self.delivered += [ExtendedSequenceNumber(str(self.next), sub) for sub in range(subs)]
+        self.next += 1
+        self.state = delivered(self.state, self.delivered[-1])
+
+    @rule()
+    def end(self) -> None:
+        self.ended = True
+        self.state = entering_shard_end(self.state)
+
+    @rule(n=st.none() | st.integers(0, 40), sub=st.none() | st.integers(-1, 3))
+    def ask_for_anything(self, n: int | None, sub: int | None) -> None:
+        self.ask(None if n is None else str(n), sub)
+
+    @rule()
+    def ask_for_all(self) -> None:
+        assert self.ask(None, None)
+        if self.ended:
+            assert self.row == AT_SHARD_END
+
+    @precondition(lambda self: self.delivered)
+    @rule()
+    def ask_for_the_last_record_by_number(self) -> None:
+        last = self.delivered[-1]
+        assert self.ask(last.sequence_number, last.sub_sequence_number)
+        assert self.row == (AT_SHARD_END if self.ended else last)
+
+    @rule()
+    def ask_but_the_write_fails(self) -> None:
+        self.ask(None, None, answer_lost=True)
+
+    @precondition(lambda self: not self.row.is_shard_end)
+    @rule()
+    def restart(self) -> None:
+        """A new child reads again from the row's checkpoint."""
+        self.state = started(self.row)
+        self.ended = False
+        for position in self.delivered:
+            if position > self.row:
+                self.state = delivered(self.state, position)
+
+    @invariant()
+    def last_is_the_row_and_not_beyond_the_largest(self) -> None:
+        assert self.state.last == self.row
+        assert self.state.last <= self.state.largest_permitted
+
+
+TestCheckpoints = Checkpoints.TestCase
+TestCheckpoints.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)

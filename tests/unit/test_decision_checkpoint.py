@@ -1,0 +1,205 @@
+"""Checkpoint requests (consumer-lifecycle 8; KCL 3.5.1 ShardRecordProcessorCheckpointer)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kcl_host.decisions.checkpoint import (
+    CheckpointState,
+    Refused,
+    Unchanged,
+    Write,
+    delivered,
+    entering_shard_end,
+    resolve,
+    started,
+    written,
+)
+from kcl_host.model.sequence import AT_SHARD_END, ExtendedSequenceNumber
+
+
+def esn(text: str, sub: int = 0) -> ExtendedSequenceNumber:
+    return ExtendedSequenceNumber(text, sub)
+
+
+def reading(last: str = "10", largest: str = "20", sub: int = 0) -> CheckpointState:
+    return delivered(started(esn(last)), esn(largest, sub))
+
+
+def refusal(outcome: Write | Unchanged | Refused) -> str:
+    assert isinstance(outcome, Refused)
+    assert outcome.error == "IllegalArgumentException"
+    return outcome.reason
+
+
+@pytest.mark.parametrize(
+    "sequence_number, sub, position",
+    [
+        (None, None, esn("20", 3)),
+        (None, 7, esn("20", 3)),
+        ("15", None, esn("15")),
+        ("15", 4, esn("15", 4)),
+        ("20", None, esn("20")),
+        ("20", 3, esn("20", 3)),
+        ("0015", 1, esn("15", 1)),
+        ("10", 1, esn("10", 1)),
+    ],
+)
+def test_a_position_in_range_is_written(sequence_number: str | None, sub: int | None, position: object) -> None:
+    assert resolve(reading(sub=3), sequence_number, sub) == Write(position)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sequence_number", ["10", "010"])
+def test_the_last_checkpoint_again_succeeds_without_a_write(sequence_number: str) -> None:
+    assert resolve(reading(), sequence_number, None) == Unchanged(esn("10"))
+
+
+def test_nothing_delivered_yet_means_no_write() -> None:
+    assert resolve(started(esn("TRIM_HORIZON")), None, None) == Unchanged(esn("TRIM_HORIZON"))
+    assert resolve(started(esn("LATEST")), "LATEST", 0) == Unchanged(esn("LATEST"))
+
+
+@pytest.mark.parametrize(
+    "sequence_number, sub, reason",
+    [
+        ("9", None, "below the last checkpoint"),
+        ("20", 1, "beyond"),
+        ("21", None, "beyond"),
+        ("SHARD_END", None, "beyond"),
+        ("TRIM_HORIZON", None, "below the last checkpoint"),
+        ("15", -1, "negative"),
+        ("", None, "malformed"),
+        ("-15", None, "malformed"),
+        ("1 5", None, "malformed"),
+        ("15\n", None, "malformed"),
+        ("\u0661\u0665", None, "malformed"),
+        ("shard_end", None, "malformed"),
+        ("9" * 130, None, "malformed"),
+        ("1" * 5000, None, "malformed"),
+    ],
+)
+def test_refusals(sequence_number: str, sub: int | None, reason: str) -> None:
+    assert reason in refusal(resolve(reading(), sequence_number, sub))
+
+
+def test_sequence_numbers_compare_as_integers() -> None:
+    assert resolve(reading("9", "100"), "10", None) == Write(esn("10"))
+
+
+def test_a_child_cannot_move_the_row_to_another_sentinel() -> None:
+    """In Java LATEST is in range here, and would skip everything that came before the next start."""
+    assert "not the position of a record" in refusal(resolve(reading("TRIM_HORIZON", "20"), "LATEST", None))
+
+
+def test_an_aggregate_checkpointed_by_number_alone_cannot_go_back() -> None:
+    state = written(reading(sub=3), esn("20", 2))
+    assert "below" in refusal(resolve(state, "20", None))
+
+
+def test_the_largest_permitted_never_decreases() -> None:
+    assert delivered(reading(), esn("15")).largest_permitted == esn("20")
+    assert delivered(entering_shard_end(reading()), esn("30")).largest_permitted == AT_SHARD_END
+
+
+# Shard end
+
+
+@pytest.mark.parametrize("request_", [(None, None), ("SHARD_END", None), ("SHARD_END", 5), ("20", 3), ("020", 3)])
+def test_at_shard_end_the_last_record_stands_for_the_end(request_: tuple[str | None, int | None]) -> None:
+    state = entering_shard_end(reading(sub=3))
+    assert resolve(state, *request_) == Write(AT_SHARD_END)
+
+
+def test_a_child_that_checkpointed_the_last_record_already_still_ends_the_shard() -> None:
+    """The trap of consumer-lifecycle 8.3: Java writes nothing here, and the shard is wedged."""
+    state = entering_shard_end(written(reading(), esn("20")))
+    assert resolve(state, "20", None) == Write(AT_SHARD_END)
+    assert resolve(state, None, None) == Write(AT_SHARD_END)
+
+
+def test_an_earlier_record_is_written_as_itself_at_shard_end() -> None:
+    assert resolve(entering_shard_end(reading()), "19", None) == Write(esn("19"))
+
+
+def test_at_shard_end_a_number_that_was_never_delivered_is_refused() -> None:
+    assert "beyond 20," in refusal(resolve(entering_shard_end(reading()), "21", None))
+
+
+def test_a_repeated_shard_end_remembers_the_same_record() -> None:
+    once = entering_shard_end(reading())
+    assert entering_shard_end(once) == once
+    assert once.at_shard_end == esn("20")
+
+
+def test_after_shard_end_was_written_the_same_requests_succeed() -> None:
+    state = written(entering_shard_end(reading()), AT_SHARD_END)
+    for request_ in [(None, None), ("SHARD_END", None), ("20", None)]:
+        assert resolve(state, *request_) == Unchanged(AT_SHARD_END)
+    assert "below" in refusal(resolve(state, "19", None))
+
+
+def test_a_lease_found_at_shard_end_substitutes_nothing() -> None:
+    state = entering_shard_end(started(AT_SHARD_END))
+    assert state.at_shard_end is None
+    assert resolve(state, None, None) == Unchanged(AT_SHARD_END)
+
+
+# Against a slow obvious version
+
+ORDER = ["AT_TIMESTAMP", "TRIM_HORIZON", "LATEST", *[str(n) for n in range(1, 13)], "SHARD_END"]
+LADDER = [(word, sub) for word in ORDER for sub in range(1 if not word.isdigit() else 3)]
+"""Every position there is, in ascending order."""
+
+
+def obvious(last: int, largest: int, at_shard_end: int | None, text: str | None, sub: int | None) -> str:
+    """The rule over places on the ladder, spelled out case by case."""
+    if text is None:
+        place = largest
+    elif sub is not None and sub < 0:
+        return "refused"
+    elif text == "SHARD_END":
+        place = len(LADDER) - 1
+    elif text.isdigit() and text.isascii():
+        place = LADDER.index((str(int(text)), sub or 0))
+    elif text in ORDER:
+        place = LADDER.index((text, 0))
+    else:
+        return "refused"
+    if place == at_shard_end:
+        place = len(LADDER) - 1
+    if place == last:
+        return f"unchanged {LADDER[place]}"
+    if not last < place <= largest:
+        return "refused"
+    if at_shard_end is not None and at_shard_end < place < largest:
+        return "refused"
+    if LADDER[place][0] in ("AT_TIMESTAMP", "TRIM_HORIZON", "LATEST"):
+        return "refused"
+    return f"write {LADDER[place]}"
+
+
+PLACES = st.integers(0, len(LADDER) - 2)
+
+
+@settings(deadline=None, max_examples=500)
+@given(
+    PLACES,
+    PLACES,
+    st.booleans(),
+    st.none() | st.sampled_from([*ORDER, "007", "x", ""]),
+    st.none() | st.integers(-1, 2),
+)
+def test_against_the_obvious_version(a: int, b: int, ended: bool, text: str | None, sub: int | None) -> None:
+    last, largest = min(a, b), max(a, b)
+    if text in ("AT_TIMESTAMP", "TRIM_HORIZON", "LATEST"):
+        sub = min(sub, 0) if sub is not None else None  # no row holds a sentinel with a sub-sequence number
+    state = delivered(started(esn(*LADDER[last])), esn(*LADDER[largest]))
+    expected = obvious(last, len(LADDER) - 1 if ended else largest, largest if ended else None, text, sub)
+    outcome = resolve(entering_shard_end(state) if ended else state, text, sub)
+    if isinstance(outcome, Refused):
+        assert expected == "refused"
+    else:
+        found = outcome.position.sequence_number, outcome.position.sub_sequence_number
+        assert expected == f"{'write' if isinstance(outcome, Write) else 'unchanged'} {found}"

@@ -1,0 +1,74 @@
+"""What a refused lease write means (spec lease-table 5.2, 10.1, pitfalls 6, 10, 30)."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from kcl_host.decisions.lease_write import Lost, has_expired, judge_refused, smooth_throughput
+from kcl_host.model.lease import Lease
+from kcl_host.model.sequence import ExtendedSequenceNumber
+
+FIVE, NINE = ExtendedSequenceNumber("5"), ExtendedSequenceNumber("9")
+LOCAL = Lease(lease_key="s", checkpoint=FIVE, lease_counter=7, lease_owner="me")
+
+
+def row(**changes: object) -> Lease:
+    return msgspec.structs.replace(LOCAL, **changes)
+
+
+def test_a_deleted_row_is_lost() -> None:
+    assert judge_refused(LOCAL, None, [], "me") == Lost("the row is gone")
+
+
+@pytest.mark.parametrize("owner", ["other", None])
+def test_a_row_of_somebody_else_or_of_nobody_is_lost(owner: str | None) -> None:
+    verdict = judge_refused(LOCAL, row(lease_owner=owner, lease_counter=8), [FIVE], "me")
+    assert verdict == Lost(f"owned by {owner or 'nobody'}")
+
+
+def test_an_announced_handover_leaves_the_lease_with_its_old_owner() -> None:
+    pending = row(lease_owner="next", checkpoint_owner="me")
+    assert judge_refused(LOCAL, pending, [], "me") == pending
+
+
+def test_owner_and_checkpoint_owner_alike_is_an_invalid_row() -> None:
+    assert isinstance(judge_refused(LOCAL, row(checkpoint_owner="me"), [], "me"), Lost)
+
+
+def test_a_lost_answer_is_recognised_by_the_counter() -> None:
+    assert judge_refused(LOCAL, row(lease_counter=8), [FIVE], "me") == row(lease_counter=8)
+
+
+def test_a_lost_checkpoint_is_recognised_and_its_position_taken_over() -> None:
+    written = row(lease_counter=8, checkpoint=NINE)
+    assert judge_refused(LOCAL, written, [NINE], "me") == written
+
+
+def test_a_lost_answer_and_a_handover_at_once() -> None:
+    pending = row(lease_owner="next", checkpoint_owner="me", lease_counter=8)
+    assert judge_refused(LOCAL, pending, [FIVE], "me") == pending
+
+
+def test_more_writes_than_we_are_in_doubt_about_are_a_twins() -> None:
+    assert isinstance(judge_refused(LOCAL, row(lease_counter=8), [], "me"), Lost)
+    assert isinstance(judge_refused(LOCAL, row(lease_counter=10), [FIVE, FIVE], "me"), Lost)
+
+
+def test_a_checkpoint_that_we_never_wrote_is_a_twins() -> None:
+    foreign = row(lease_counter=8, checkpoint=ExtendedSequenceNumber("6"))
+    assert isinstance(judge_refused(LOCAL, foreign, [NINE], "me"), Lost)
+
+
+def test_an_unmoved_counter_without_a_handover_explains_nothing() -> None:
+    assert isinstance(judge_refused(LOCAL, LOCAL, [FIVE], "me"), Lost)
+
+
+def test_expiry_is_strictly_later_than_the_lease_duration() -> None:
+    assert not has_expired(100.0, 110.0, 10.0)
+    assert has_expired(100.0, 110.001, 10.0)
+
+
+def test_throughput_is_smoothed_by_half() -> None:
+    assert smooth_throughput(None, 4096, 2.0) == 2.0
+    assert smooth_throughput(2.0, 0, 3.3) == 1.0
