@@ -18,7 +18,7 @@ import msgspec
 from botocore.session import Session
 
 from kcl_host.aws.faults import Resource, error_code, translated
-from kcl_host.errors import ExpiredIterator, InvalidPosition, KclHostError, Throttled
+from kcl_host.errors import ExpiredIterator, InvalidPosition, KclHostError, Throttled, Unavailable
 from kcl_host.model.records import Record, RecordsPage
 from kcl_host.model.sequence import IteratorPosition
 from kcl_host.model.shard import ChildShard, HashKeyRange, Shard, ShardFilter, StreamSummary
@@ -96,7 +96,7 @@ class KinesisStream:
     def get_shard_iterator(self, shard_id: str, position: IteratorPosition) -> str:
         """Raises InvalidPosition; StreamNotFound also when only the shard is gone.
 
-        botocore sends whole seconds of a time stamp: a fraction is cut off, which starts earlier, never later.
+        botocore sends milliseconds of a time stamp, older versions whole seconds; what is cut off makes it earlier.
         """
         request: dict[str, Any] = {**self._stream, "ShardId": shard_id, "ShardIteratorType": position.type}
         if position.sequence_number is not None:
@@ -246,6 +246,8 @@ def _payload_bytes(records: list[Record]) -> int:
 
 
 def _page_from_stock(answer: Mapping[str, Any]) -> RecordsPage:
+    if "Records" not in answer:  # botocore takes a body that is no JSON for an empty answer
+        raise Unavailable("kinesis:GetRecords: the answer is damaged")
     records = [
         Record(
             base64.b64encode(r["Data"]).decode(),

@@ -58,7 +58,13 @@ def run(
         raise ConfigurationError("no properties file given: kcl-host --properties FILE")
     loaded = read_settings(path)
     level = "DEBUG" if debug else log_level or loaded.log_level
-    log.configure(level=level, format=log_format or loaded.log_format, stream=sys.stderr)
+    log.configure(
+        level=level,
+        format=log_format or loaded.log_format,
+        stream=sys.stderr,
+        worker=loaded.settings.worker_id,
+        kinesis_stream=loaded.settings.stream.name,
+    )
     log_findings(loaded.findings, _log)
     if log_configuration:
         _log.warning(
@@ -101,7 +107,9 @@ def serve(loaded: Loaded) -> int:
     try:
         supervisor.run()
     except StoppedAtOnce:
-        return 128 + received[-1]
+        # A thread may still wait for an answer of AWS; who signals twice does not want to wait with it.
+        logging.shutdown()
+        os._exit(128 + received[-1])
     return 0
 
 

@@ -38,7 +38,7 @@ from kcl_host.coordination.shard_sync import ShardSync, ShardSyncFailed
 from kcl_host.coordination.worker_report import WorkerReport
 from kcl_host.decisions.consumer_state import ShutdownReason
 from kcl_host.errors import DrainDeadlineExceeded, KclHostError, RetryLater, TwinWorker
-from kcl_host.log import bind
+from kcl_host.log import CHILD, bind
 from kcl_host.model.lease import Lease
 from kcl_host.model.shard import StreamIdentifier
 from kcl_host.multilang.dialogue import CheckpointRequested, Dialogue
@@ -47,7 +47,9 @@ from kcl_host.ports import Clock
 from kcl_host.retrieval.handoff import Handoff
 from kcl_host.retrieval.polling import PollingSource
 from kcl_host.runtime.child_session import ChildSession
-from kcl_host.runtime.shard_consumer import ConsumerServices, ConsumerStatus, ShardConsumer
+from kcl_host.runtime.consumer_services import ConsumerServices
+from kcl_host.runtime.consumer_status import ConsumerStatus
+from kcl_host.runtime.shard_consumer import ShardConsumer
 from kcl_host.runtime.threads import ConsumerThread, Periodic
 
 _log = logging.getLogger(__name__)
@@ -87,7 +89,6 @@ class Supervisor:
         self._environ = environ
         self._clock = clock
         self._rng = rng
-        self._log = bind(_log, worker=settings.worker_id, stream=settings.stream.name)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._phase: Literal["STARTING", "RUNNING", "STOPPING", "STOPPED"] = "STARTING"
         self._consumers: dict[str, ShardConsumer] = {}
@@ -242,7 +243,7 @@ class Supervisor:
 
     def _start_session(self, held: HeldLease, checkpoint: Callable[[CheckpointRequested], str | None]) -> ChildSession:
         settings, shard_id = self._settings, held.lease.shard_id
-        log = bind(logging.getLogger("kcl_host.child"), worker=settings.worker_id, shard=shard_id)
+        log = bind(logging.getLogger(CHILD), shard=shard_id)
         child = start_child(
             settings.child.command,
             env=child_environment(
@@ -269,7 +270,7 @@ class Supervisor:
 
     def _start(self) -> bool:
         """Everything up to running threads; False when a stop was requested meanwhile."""
-        self._log.info(
+        _log.info(
             "worker starts",
             extra={
                 "action": "worker_starts",
@@ -307,7 +308,7 @@ class Supervisor:
             except RetryLater as error:
                 if attempt == attempts:
                     raise
-                self._log.warning(
+                _log.warning(
                     "start waits",
                     extra={"action": "start_waits", "attempt": attempt, "of": attempts, "error": str(error)},
                 )
@@ -350,7 +351,7 @@ class Supervisor:
             if not has_leases:
                 raise
             # The leases that are there must go on; the audit will find what is missing.
-            self._log.error("shard sync failed", extra={"action": "shard_sync_failed", "error": str(error)})
+            _log.error("shard sync failed", extra={"action": "shard_sync_failed", "error": str(error)})
 
     def _sample(self) -> float:
         self._sampler.sample()
@@ -368,10 +369,10 @@ class Supervisor:
         while True:
             event = self._events.get()
             if event.kind in ("stop", "stop_now"):
-                self._log.info("stop requested", extra={"action": "stop_requested"})
+                _log.info("stop requested", extra={"action": "stop_requested"})
                 return None
             if event.kind == "fatal":
-                self._log.error(
+                _log.error(
                     "the worker must stop",
                     extra={"action": "fatal", "where": event.where, "error": str(event.error)},
                     exc_info=None if isinstance(event.error, KclHostError) else event.error,
@@ -414,11 +415,11 @@ class Supervisor:
         for name in ("lead", "election", "discovery", "audit", "cleanup", "client-version", "report"):
             if name in self._periodics:
                 self._periodics[name].stop()
-        _attempt(self._log, "announce that this worker leaves", self._report.announce_leaving)
+        _attempt("announce that this worker leaves", self._report.announce_leaving)
         self._election.release()
         reason = ShutdownReason.REQUESTED if give_away else ShutdownReason.LEASE_LOST
         if give_away and self._threads:
-            _attempt(self._log, "name the next owners of the leases", self._name_next_owners)
+            _attempt("name the next owners of the leases", self._name_next_owners)
         for consumer in self._consumers.values():
             consumer.stop(reason)
         in_time = self._await_consumers(deadline_s)
@@ -428,9 +429,9 @@ class Supervisor:
             child = self._settings.child
             self._await_consumers(self._clock.monotonic() + child.term_deadline_s + child.close_deadline_s)
         if give_away:
-            _attempt(self._log, "release the leases of finished shards", self._release_the_rest)
-            _attempt(self._log, "release what arrived meanwhile", self._release_late_arrivals)
-            _attempt(self._log, "expire the metrics of this worker", self._report.expire)
+            _attempt("release the leases of finished shards", self._release_the_rest)
+            _attempt("release what arrived meanwhile", self._release_late_arrivals)
+            _attempt("expire the metrics of this worker", self._report.expire)
         return in_time
 
     def _await_consumers(self, deadline_s: float) -> bool:
@@ -476,9 +477,9 @@ def _uuid() -> str:
     return str(uuid.uuid4())
 
 
-def _attempt(log: logging.LoggerAdapter[logging.Logger], what: str, act: Callable[[], object]) -> None:
+def _attempt(what: str, act: Callable[[], object]) -> None:
     """One act of the stop: a failure is said, and the stop goes on."""
     try:
         act()
     except KclHostError as error:
-        log.warning("stopping: could not %s", what, extra={"action": "stop_step_failed", "error": str(error)})
+        _log.warning("stopping: could not %s", what, extra={"action": "stop_step_failed", "error": str(error)})

@@ -1,0 +1,114 @@
+"""DynamoDB Local, Amazon's own engine: conditional writes are atomic there, so it may judge races (moto may not).
+
+Fetched once from Maven Central into .kcl-host/dynamodb-local; started on 127.0.0.1, in memory, and ended by its pid.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+CACHE = Path(__file__).parents[2] / ".kcl-host" / "dynamodb-local"
+VERSION = "3.1.0"
+START_LIMIT_S = 60.0
+_DEPENDENCIES = (
+    ("software.amazon.dynamodb", "DynamoDBLocal", VERSION, "jar"),
+    ("com.almworks.sqlite4java", "libsqlite4java-linux-amd64", "1.0.392", "so"),
+)
+
+
+@contextmanager
+def dynamodb_local() -> Iterator[str]:
+    """Yields the endpoint URL of a fresh engine; skips the test when java or mvn is missing."""
+    libraries = _libraries()
+    port = _free_port()
+    command = [
+        "java",
+        f"-Dsqlite4java.library.path={libraries}",
+        "-cp",
+        f"{libraries}/*",
+        str(Path(__file__).with_name("DynamoDbOnLoopback.java")),
+        *("-inMemory", "-sharedDb", "-disableTelemetry", "-port", str(port)),
+    ]
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        try:
+            if not _answers(f"http://127.0.0.1:{port}/", process):
+                output.seek(0)
+                pytest.fail(f"DynamoDB Local did not start:\n{output.read().decode(errors='replace')}")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _libraries() -> Path:
+    if shutil.which("java") is None:
+        pytest.skip("java is not installed")
+    folder = CACHE / VERSION
+    if folder.is_dir():
+        return folder
+    if shutil.which("mvn") is None:
+        pytest.skip("mvn is not installed")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+        pom = Path(scratch) / "pom.xml"
+        pom.write_text(_pom())
+        fetched = Path(scratch) / "libraries"
+        subprocess.run(
+            ["mvn", "-B", "-q", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={fetched}"],
+            check=True,
+            timeout=600,
+        )
+        if not folder.is_dir():
+            fetched.rename(folder)
+    return folder
+
+
+def _pom() -> str:
+    dependencies = "".join(
+        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
+        f"<version>{version}</version><type>{kind}</type></dependency>"
+        for group, artifact, version, kind in _DEPENDENCIES
+    )
+    return (
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+        "<groupId>kcl-host</groupId><artifactId>dynamodb-local</artifactId><version>1</version>"
+        f"<dependencies>{dependencies}</dependencies></project>"
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
+    """True when it answers anything over HTTP; a bare request is answered by status 400."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            urllib.request.urlopen(url, timeout=1).close()
+            return True
+        except urllib.error.HTTPError as answer:
+            answer.close()
+            return True
+        except OSError:
+            time.sleep(0.1)
+    return False
