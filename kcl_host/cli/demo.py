@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kcl_host import log
-from kcl_host.errors import ConfigurationError, KclHostError
+from kcl_host.errors import ConfigurationError
 from kcl_host.model.sequence import AT_SHARD_END
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class _Demo:
     def _host(self, supervisor: Supervisor) -> None:
         try:
             supervisor.run()
-        except KclHostError as error:
+        except Exception as error:
             self._failure = error
 
     def _watch(self, supervisor: Supervisor, host: threading.Thread) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from typing import TYPE_CHECKING
 
 import click
 
 from kcl_host.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from kcl_host.local.engines import Engines
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -23,44 +28,53 @@ def local(kinesis_port: int, dynamodb_port: int, stream: str | None, shards: int
     """
     if produce and not stream:
         raise ConfigurationError("--produce needs --stream NAME")
-    try:
-        from kcl_host.local.engines import Engines
-        from kcl_host.local.producer import Producer
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"the embedded engines are not installed ({error.name} is missing): pip install 'kcl-host[local]'"
-        ) from error
     # Blocked before any thread starts, so that only the sigwait below ever sees them.
     signals = {signal.SIGINT, signal.SIGTERM}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
-        with Engines(kinesis_port, dynamodb_port) as engines:
+        with _engines(kinesis_port, dynamodb_port) as engines:
             producer = None
             if stream:
                 engines.create_stream(stream, shards)
                 if produce:
+                    from kcl_host.local.producer import Producer
+
                     producer = Producer(engines, stream, records_per_s=produce)
                     producer.start()
             try:
-                for line in _introduction(engines.properties_lines(), stream):
+                for line in _introduction(engines, stream):
                     click.echo(line)
                 signal.sigwait(signals)
             finally:
                 if producer:
                     producer.stop()
-    except OSError as error:
-        raise ConfigurationError(f"cannot listen on 127.0.0.1: {error.strerror}; choose another port") from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return 0
 
 
-def _introduction(properties_lines: list[str], stream: str | None) -> list[str]:
+def _engines(kinesis_port: int, dynamodb_port: int) -> Engines:
+    try:
+        from kcl_host.local.engines import Engines
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"the embedded engines are not installed ({error.name} is missing): pip install 'kcl-host[local]'"
+        ) from error
+    try:
+        return Engines(kinesis_port, dynamodb_port)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on 127.0.0.1: {os.strerror(error.errno or 0)}; choose another port"
+        ) from error
+
+
+def _introduction(engines: Engines, stream: str | None) -> list[str]:
+    variables = " ".join(f"{name}={value}" for name, value in engines.environment().items())
     return [
         "# the embedded engines are running; Ctrl-C stops them. For your .properties file:",
         *([f"streamName = {stream}"] if stream else []),
-        *properties_lines,
+        *engines.properties_lines(),
         "AwsCredentialsProvider = AnonymousCredentialsProvider",
         "# other clients sign with anything, for example:",
-        "#   export AWS_ACCESS_KEY_ID=local AWS_SECRET_ACCESS_KEY=local AWS_DEFAULT_REGION=us-east-1",
+        f"#   export {variables}",
     ]

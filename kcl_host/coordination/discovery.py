@@ -1,4 +1,4 @@
-"""Finds the leases that rows give to this worker: at the start by a scan, then through the index."""
+"""Finds the leases that rows give to this worker, through the index or, while there is none, by a scan."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from kcl_host.config.settings import AssignmentSettings, LeaseSettings
 from kcl_host.coordination.held_leases import HeldLease, HeldLeases
-from kcl_host.errors import RetryLater, TableMissing
+from kcl_host.errors import KclHostError, TableMissing
 from kcl_host.model.lease import Lease
 from kcl_host.ports import Clock, LeaseTable
 
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 SCAN_PAUSE_S = 10.0
 """While the index is not ACTIVE, a scan stands in for it, no more often than this."""
 IN_COMPANY_S = 1.0
-"""Cadence when other workers are alive."""
+"""Cadence when other workers are alive, and until a row that could not be read is asked for again."""
 PENDING_S = 0.2
 """Cadence while a row is in pending handover to us."""
 
@@ -25,7 +25,10 @@ class Discovery:
     """Takes up what the leader assigned to us; `on_found` gets each lease taken up.
 
     Nothing is written here: the first write is the renewal, conditional on the counter read here. A row in pending
-    handover to us is not ours yet (spec lease-table 7.4, pitfall 8); it is read again soon.
+    handover to us is not ours yet (spec lease-table 7.4, pitfall 8); it is read again soon. The first turn finds what
+    an earlier process with our worker id held, too.
+
+    `take_up` may be called by any thread; everything else belongs to one thread.
     """
 
     def __init__(
@@ -61,27 +64,17 @@ class Discovery:
         self._on_found(held)
         return True
 
-    def resume(self) -> None:
-        """At the start: leases that still name this worker id are renewed at once, those in handover left alone."""
-        now_s = self._clock.monotonic()
-        for lease in self._table.list_leases().leases:
-            if lease.lease_owner == self._worker_id and not lease.is_handover_pending:
-                outcome = self._table.renew(lease, lease.throughput_kbps)
-                if outcome.applied and (row := self._table.get(lease.lease_key)) is not None:
-                    self.take_up(row, now_s)
-
     def run_once(self) -> float:
         now_s = self._clock.monotonic()
+        for lease_key in sorted(self._pending):
+            self._read(lease_key)
         if now_s >= self._next_query_s:
             keys = self._keys(now_s)
             self._next_query_s = now_s + (self._alone_s if self._is_alone() else IN_COMPANY_S)
-        else:
-            keys = sorted(self._pending)
-        for lease_key in keys:
-            if self._held_leases.get(lease_key) is None:
+            for lease_key in sorted(set(keys) - self._pending):
                 self._read(lease_key)
-        now_s = self._clock.monotonic()
-        return PENDING_S if self._pending else max(0.0, self._next_query_s - now_s)
+        pause_s = self._next_query_s - self._clock.monotonic()
+        return max(0.0, min(pause_s, PENDING_S) if self._pending else pause_s)
 
     def leases_named_ours(self) -> list[Lease]:
         """Rows that name this worker as next or only owner and are not held; for the last look before the exit."""
@@ -102,15 +95,20 @@ class Discovery:
 
     def _read(self, lease_key: str) -> None:
         read_at_s = self._clock.monotonic()
-        try:
-            row = self._table.get(lease_key)
-        except RetryLater as error:
-            _log.warning(
-                "lease could not be read",
-                extra={"action": "discovery_failed", "lease_key": lease_key, "error": str(error)},
-            )
+        row = None
+        if self._held_leases.get(lease_key) is None:
+            try:
+                row = self._table.get(lease_key)
+            except KclHostError as error:
+                self._next_query_s = min(self._next_query_s, read_at_s + IN_COMPANY_S)
+                _log.warning(
+                    "lease could not be read",
+                    extra={"action": "discovery_failed", "lease_key": lease_key, "error": str(error)},
+                )
+                return
+        if row is not None and row.lease_owner == self._worker_id and row.is_handover_pending:
+            self._pending.add(lease_key)
             return
-        pending = row is not None and row.lease_owner == self._worker_id and row.is_handover_pending
-        (self._pending.add if pending else self._pending.discard)(lease_key)
+        self._pending.discard(lease_key)
         if row is not None:
             self.take_up(row, read_at_s)

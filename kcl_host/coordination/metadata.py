@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from typing import Final
 
 from kcl_host.config.settings import Settings
 from kcl_host.decisions.metadata_format import (
@@ -22,22 +23,27 @@ from kcl_host.decisions.metadata_format import (
     should_create_client_version,
 )
 from kcl_host.errors import MetadataConflict, RetryLater, TableMissing
-from kcl_host.model.state import LEADER_KEY
+from kcl_host.model.lease import LeaseListing, TableState
+from kcl_host.model.state import ClientVersionState
 from kcl_host.ports import Clock, CoordinatorTable, LeaseTable, WorkerMetricsTable
 
 _log = logging.getLogger(__name__)
 
-TABLE_READY = ("ACTIVE", "UPDATING")
+TABLE_READY: Final = ("ACTIVE", "UPDATING")
+LEADER_TYPE: Final = "LEADER"
+"""entityType of a leader lock."""
+WATCH_S: Final = 60.0
+"""How often Migration3.0 is read while the application may still be rolled back to 2.x (spec migration 1.5)."""
 
 
 class NotYet(RetryLater):
-    """The fleet is not in a state that this worker may join; it may be later."""
+    """The fleet is not in a state that this worker may join; it may be later. To be waited for without limit."""
 
 
 class Metadata:
-    """`prepare` is one attempt: it returns when the tables can be used and raises RetryLater while they cannot.
+    """`prepare` is one attempt: it returns when the tables can be used and raises NotYet while they cannot.
 
-    `run_once` is the later turn that creates Migration3.0 where nobody has.
+    `run_once` is the later turn that creates Migration3.0 where nobody has, and watches it where it may change.
     """
 
     def __init__(
@@ -56,14 +62,60 @@ class Metadata:
         self._clock = clock
         self._version_due_s = clock.monotonic() + client_version_delay_s(rng)
         self._watched: tuple[float, dict[str, int]] | None = None
-        self._create_lost = False
+        """When the lease counters were first looked at, and what they were."""
+        self._created: bool | None = False
+        """Whether this worker created the lease table; None: it asked for it and got no answer."""
+        self._lost_create = False
+        """True from the moment at which another worker created it first, until that one has shown its format."""
 
     def prepare(self) -> None:
         """Raises MetadataConflict or ConfigurationError when this worker must not join."""
-        decision = self._decide()
+        try:
+            self._prepare()
+        except TableMissing as error:
+            # A table that somebody is creating (or deleting) right now; how long that takes is not ours to limit.
+            raise NotYet(str(error)) from error
+
+    def run_once(self) -> float | None:
+        """Creates Migration3.0 if it is missing after a while; None when there is nothing left to do.
+
+        Raises MetadataConflict when the application has been rolled back to KCL 2.x meanwhile.
+        """
+        remaining_s = self._version_due_s - self._clock.monotonic()
+        if remaining_s > 0:
+            return remaining_s
+        found = self._coordinator_table.read_client_version()
+        if should_create_client_version(found, self._settings.coordinator):
+            now_ms = round(self._clock.wall() * 1000)
+            created = client_version_item(self._settings.worker_id, now_ms)
+            # Who loses this creation looks again at what the winner wrote.
+            return None if self._coordinator_table.create_client_version(created) else 0.0
+        return self._judge_version(found)
+
+    def _judge_version(self, found: ClientVersionState | None) -> float | None:
+        facts = MetadataFacts(
+            lease_table_exists=True,
+            lease_table_has_index=True,
+            coordinator_table_exists=True,
+            worker_metrics_table_exists=True,
+            client_version=None if found is None else found.client_version,
+        )
+        match decide_metadata_format(facts, self._settings.coordinator):
+            case Wait() as wait:
+                raise MetadataConflict(wait.reason)
+            case Refuse() as refuse:
+                raise MetadataConflict(refuse.message)
+            case UseThreeTables(watch_client_version=True):
+                self._version_due_s = self._clock.monotonic() + WATCH_S
+                return WATCH_S
+        return None
+
+    def _prepare(self) -> None:
+        facts, listing = self._look()
+        decision = self._decide(facts, listing)
         match decision:
             case CreateThreeTables():
-                self._create_tables()
+                self._create_tables(lease_table_existed=facts.lease_table_exists)
             case UseThreeTables():
                 if decision.create_worker_metrics_table:
                     self._create(self._metrics_table, self._settings.worker_metrics_table.name)
@@ -75,78 +127,79 @@ class Metadata:
                 raise decision.error
             case Observe() | Wait():
                 raise NotYet(decision.reason)
-        self._await_lease_table()
+        if self._created and self._settings.lease_table.point_in_time_recovery:
+            self._lease_table.enable_point_in_time_recovery()
 
-    def run_once(self) -> float | None:
-        """Creates Migration3.0 if it is missing after a while; None when there is nothing left to do."""
-        remaining_s = self._version_due_s - self._clock.monotonic()
-        if remaining_s > 0:
-            return remaining_s
-        if should_create_client_version(self._coordinator_table.read_client_version(), self._settings.coordinator):
-            now_ms = round(self._clock.wall() * 1000)
-            self._coordinator_table.create_client_version(client_version_item(self._settings.worker_id, now_ms))
-        return None
-
-    def _decide(self) -> MetadataDecision:
-        facts = self._facts()
-        if self._create_lost:
-            listing = self._lease_table.list_leases()
-            return judge_lost_create(
-                leader_in_coordinator_table=self._coordinator_table.read_lock() is not None,
-                leader_in_lease_table=LEADER_KEY.upper() in listing.entity_types,
+    def _decide(self, facts: MetadataFacts, listing: LeaseListing) -> MetadataDecision:
+        if self._lost_create:
+            verdict = judge_lost_create(
+                leader_in_coordinator_table=facts.coordinator_table_exists
+                and self._coordinator_table.read_lock() is not None,
+                leader_in_lease_table=LEADER_TYPE in listing.entity_types,
             )
-        decision = decide_metadata_format(facts, self._settings.coordinator)
-        if isinstance(decision, Observe) and self._counters_moving() is not None:
-            return decide_metadata_format(self._facts(), self._settings.coordinator)
-        return decision
+            if not isinstance(verdict, UseThreeTables):
+                return verdict
+            self._lost_create = False
+        return decide_metadata_format(facts, self._settings.coordinator)
 
-    def _facts(self) -> MetadataFacts:
+    def _look(self) -> tuple[MetadataFacts, LeaseListing]:
         state = self._lease_table.describe()
+        if state is not None and self._created is None:
+            # Seen for the first time, and with its index: only a kcl-host creates them together.
+            self._created = state.index_status is not None
+            self._lost_create = not self._created
+        if state is not None:
+            self._require_ready(state)
+        listing = LeaseListing(leases=()) if state is None else self._lease_table.list_leases()
         coordinator = self._coordinator_table.exists()
         version = self._coordinator_table.read_client_version() if coordinator else None
         return MetadataFacts(
             lease_table_exists=state is not None,
             lease_table_has_index=state is not None and state.index_status is not None,
-            entity_types=frozenset() if state is None else self._lease_table.list_leases().entity_types,
+            entity_types=listing.entity_types,
             coordinator_table_exists=coordinator,
             worker_metrics_table_exists=self._metrics_table.exists(),
             table_migration_status=self._coordinator_table.read_table_migration_status() if coordinator else None,
             client_version=None if version is None else version.client_version,
-            counters_moving=None if self._watched is None else self._counters_moving(),
-        )
+            counters_moving=None if state is None else self._counters_moving(listing),
+        ), listing
 
-    def _counters_moving(self) -> bool | None:
-        """Whether a lease counter grew since the first look; None until we have watched for longer than a lease."""
-        counters = {lease.lease_key: lease.lease_counter for lease in self._lease_table.list_leases().leases}
+    def _counters_moving(self, listing: LeaseListing) -> bool | None:
+        """Whether somebody renewed or created a lease since the first look; None until that is longer ago than a lease
+        lasts."""
+        counters = {lease.lease_key: lease.lease_counter for lease in listing.leases}
         now_s = self._clock.monotonic()
         if self._watched is None:
             self._watched = now_s, counters
         since_s, before = self._watched
-        if any(counter > before.get(key, counter) for key, counter in counters.items()):
+        if any(counter > before.get(key, -1) for key, counter in counters.items()):
             return True
         return False if now_s - since_s > self._settings.lease.failover_s else None
 
-    def _create_tables(self) -> None:
+    def _create_tables(self, *, lease_table_existed: bool) -> None:
         """CoordinatorState and WorkerMetricStats first: who creates the lease table decides the format."""
         self._create(self._coordinator_table, self._settings.coordinator_table.name)
         self._create(self._metrics_table, self._settings.worker_metrics_table.name)
+        if lease_table_existed:
+            # It was a 2.x application's, which has no index.
+            self._lease_table.create_index()
+            return
         if self._lease_table.describe() is None:
-            if not self._lease_table.create_table():
-                self._create_lost = True
-                raise NotYet("another worker is creating the lease table")
-            _log.info("table created", extra={"action": "table_created", "table": self._settings.lease_table.name})
-            if self._settings.lease_table.point_in_time_recovery:
-                self._await_lease_table()
-                self._lease_table.enable_point_in_time_recovery()
+            self._created = None
+            self._created = self._lease_table.create_table()
+        self._lost_create = not self._created
+        if self._lost_create:
+            raise NotYet("another worker is creating the lease table")
+        _log.info("table created", extra={"action": "table_created", "table": self._settings.lease_table.name})
+        self._require_ready(self._lease_table.describe())
 
     def _create(self, table: CoordinatorTable | WorkerMetricsTable, name: str) -> None:
         if not table.exists() and table.create_table():
             _log.info("table created", extra={"action": "table_created", "table": name})
 
-    def _await_lease_table(self) -> None:
-        state = self._lease_table.describe()
+    def _require_ready(self, state: TableState | None) -> None:
         if state is None or state.status not in TABLE_READY:
-            raise TableMissing(
+            raise NotYet(
                 f"lease table {self._settings.lease_table.name} is {state.status if state else 'missing'}, "
                 "waiting until it is ACTIVE"
             )

@@ -2,7 +2,8 @@
 
 A conditional write can be refused because somebody else took the lease, because the leader has announced a handover
 (renew only), or because an earlier write of ours took effect although its answer was lost. The counter tells the last
-case: it moved by no more than the writes we are in doubt about, under our own name, to a checkpoint that we wrote.
+case: it moved by exactly one, under our own name, to a checkpoint that we wrote. By one, however many answers were
+lost: all those writes were conditional on the same counter, so that no two of them can have taken effect.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def judge_refused(
     """The row to go on from (repeat the write with it), or why the lease is lost.
 
     `local` is the lease as this worker believed it to be, `row` the row that refused the write (None: deleted),
-    `in_doubt` the checkpoints of our writes whose answers were lost since the last certain one.
+    `in_doubt` the checkpoints that our writes with the counter of `local` and without an answer would have left.
     Source: spec lease-table 5.2, 10.1 and pitfalls 6, 7, 10, 30; DynamoDBLeaseRefresher.renewLease, which knows only
     the case of one lost answer without a handover.
     """
@@ -44,7 +45,7 @@ def judge_refused(
     if moved == 0:
         newly_pending = row.is_handover_pending and not local.is_handover_pending
         return row if newly_pending else Lost("refused for no reason that the row shows")
-    if 0 < moved <= len(in_doubt) and (row.checkpoint == local.checkpoint or row.checkpoint in in_doubt):
+    if moved == 1 and row.checkpoint in in_doubt:
         return row
     return Lost(f"written by another holder under our name (counter {local.lease_counter} -> {row.lease_counter})")
 
@@ -55,6 +56,9 @@ def has_expired(last_renewed_s: float, now_s: float, failover_s: float) -> bool:
 
 
 def smooth_throughput(previous_kbps: float | None, payload_bytes: int, elapsed_s: float) -> float:
-    """KiB per second, smoothed; the first value is taken as it is. Source: LeaseStatsRecorder, spec lease-table 8."""
+    """KiB per second, smoothed; the first value is taken as it is. Six decimals, which is what the row can hold.
+
+    Source: LeaseStatsRecorder, spec lease-table 8.
+    """
     value = payload_bytes / 1024 / elapsed_s
-    return value if previous_kbps is None else EMA_ALPHA * value + (1 - EMA_ALPHA) * previous_kbps
+    return round(value if previous_kbps is None else EMA_ALPHA * value + (1 - EMA_ALPHA) * previous_kbps, 6)

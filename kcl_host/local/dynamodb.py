@@ -70,7 +70,10 @@ class DynamoDbEngine:
         )
         self._lock = threading.Lock()
         self._account = f"{next(_accounts):012d}"
-        self._server = HttpServer(self.front.handle, port=port, name="local-dynamodb")
+        # moto loads 0.1 s worth of modules with its first request: while the caller does other things.
+        self._server = HttpServer(
+            self.front.handle, port=port, name="local-dynamodb", warm_up=lambda: self.call("ListTables")
+        )
         self.endpoint = self._server.url
         self.start = self._server.start
 

@@ -61,6 +61,10 @@ class Engines:
             f"regionName = {REGION}",
         ]
 
+    def environment(self) -> dict[str, str]:
+        """Environment variables for clients that insist on credentials and a region; what they say is not checked."""
+        return {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_DEFAULT_REGION": REGION}
+
     # What callers in this process do most
 
     def create_stream(self, name: str, shard_count: int) -> None:

@@ -54,12 +54,17 @@ Handler = Callable[[HttpRequest], Exchange]
 class HttpServer:
     """Serves `handler` between `start()` and `stop()`; usable once."""
 
-    def __init__(self, handler: Handler, *, port: int, name: str) -> None:
-        """`port` 0: any free one. The port is taken here; raises OSError when it is not to be had."""
+    def __init__(self, handler: Handler, *, port: int, name: str, warm_up: Callable[[], object] = lambda: None) -> None:
+        """`port` 0: any free one. The port is taken here; raises OSError when it is not to be had.
+
+        `warm_up` runs on the server's thread before the first request.
+        """
         self._handler = handler
+        self._warm_up = warm_up
         self._socket = socket.create_server((LOOPBACK, port), backlog=128)
         self.port: int = self._socket.getsockname()[1]
         self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
         self._connections: set[_Connection] = set()
         self._thread = threading.Thread(target=self._run, name=name)
 
@@ -74,25 +79,24 @@ class HttpServer:
     def stop(self) -> None:
         """Closes every connection, requests in flight included, and waits for the thread. May be called again."""
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join()
         self._socket.close()
-        if not self._loop.is_closed():
-            self._loop.close()
+        self._loop.close()
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(
-            self._loop.create_server(
-                lambda: _Connection(self._handler, self._connections, self._loop), sock=self._socket
-            )
+        self._warm_up()
+        self._loop.run_until_complete(self._serve())
+
+    async def _serve(self) -> None:
+        server = await self._loop.create_server(
+            lambda: _Connection(self._handler, self._connections, self._loop), sock=self._socket
         )
-        self._loop.run_forever()
+        await self._stopping.wait()
         server.close()
         for connection in list(self._connections):
             connection.abort()
-        self._loop.run_until_complete(asyncio.sleep(0))
-        self._loop.close()
+        await asyncio.sleep(0)  # the transports close their sockets in the loop's next turn
 
 
 class _Connection(asyncio.Protocol):

@@ -70,4 +70,4 @@ class Producer:
                 pass  # the same numbers are tried again at the next turn
             if self.produced == self._limit:
                 return
-            self._stopping.wait(max(_TURN_S, 1 / self._records_per_s if self._records_per_s < 1 / _TURN_S else 0))
+            self._stopping.wait(max(_TURN_S, 1 / self._records_per_s))

@@ -1,81 +1,43 @@
 """The life of one held lease: wait for the parents, initialize, process, shut down.
 
 One thread owns a consumer, its child and the dialogue with it, and calls `run_once` and `wait` in turn; other threads
-speak to it only through its handoff (batches and stop reasons). The states are those of decisions/consumer_state.py.
-A child that fails takes nothing with it but its own shard: it is restarted from the last checkpoint (DESIGN.md 4.1).
+speak to it through its handoff (batches and stop reasons), `poke` and `kill_child`. The states are those of
+decisions/consumer_state.py. A child that fails takes nothing with it but its own shard: it is restarted from the last
+checkpoint (DESIGN.md 4.1). A lease that goes, or is given away, never waits for the end of a child process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import random
+import math
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
-from kcl_host.config.settings import Settings
-from kcl_host.coordination.held_leases import HeldLease, HeldLeases
-from kcl_host.coordination.lease_cleanup import LeaseCleanup
-from kcl_host.coordination.shard_end import ShardEnd
-from kcl_host.decisions import checkpoint as checkpoints
+from kcl_host.coordination.held_leases import HeldLease
 from kcl_host.decisions.child_restart import ChildHistory, Fatal, Restart, after_failure, after_progress
 from kcl_host.decisions.consumer_state import EVENT_OF, ConsumerEvent, ConsumerState, ShutdownReason, next_state
 from kcl_host.decisions.position import drop_delivered
 from kcl_host.decisions.shard_end import conclude_shard_end, is_blocked_on_parents
-from kcl_host.errors import ChildError, KclHostError
+from kcl_host.errors import AccessError, ChildError, ConfigurationError, InvalidPosition, RetryLater
 from kcl_host.log import bind
+from kcl_host.model.lease import Lease
 from kcl_host.model.records import Batch
 from kcl_host.model.sequence import ExtendedSequenceNumber
 from kcl_host.model.shard import ChildShard
-from kcl_host.multilang.dialogue import CheckpointRequested
-from kcl_host.ports import Clock, LeaseTable
 from kcl_host.retrieval.handoff import Handoff
-from kcl_host.retrieval.polling import PollingSource
+from kcl_host.runtime.checkpointer import Checkpointer
 from kcl_host.runtime.child_session import ChildSession
-from kcl_host.runtime.threads import Periodic
+from kcl_host.runtime.consumer_services import ConsumerServices, Turns
+from kcl_host.runtime.consumer_status import ConsumerStatus
 
 _log = logging.getLogger(__name__)
 
 IDLE_S: Final = 60.0
 """A consumer with nothing to do is woken by its handoff; this is only how often it looks by itself."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConsumerServices:
-    """What all consumers of a worker share."""
-
-    settings: Settings
-    lease_table: LeaseTable
-    held_leases: HeldLeases
-    shard_end: ShardEnd
-    lease_cleanup: LeaseCleanup
-    clock: Clock
-    rng: random.Random
-    new_source: Callable[[HeldLease, Handoff], PollingSource]
-    start_session: Callable[[HeldLease, Callable[[CheckpointRequested], str | None]], ChildSession]
-    on_fatal: Callable[[str, BaseException], None]
-    on_shard_end: Callable[[HeldLease], None]
-
-
-class ConsumerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer as people see it. `child` is STARTING, RUNNING, BACKOFF, FATAL or empty when there is none yet."""
-
-    lease_key: str
-    shard_id: str
-    parent_shard_ids: tuple[str, ...]
-    state: str
-    child: str
-    child_pid: int | None
-    child_failures: int
-    records: int
-    payload_bytes: int
-    millis_behind_latest: int | None
-    checkpoint: ExtendedSequenceNumber | None
-    checkpoint_at_s: float | None
-    last_error: str
+BACKOFF_MAX_S: Final = 30.0
+REPEATED: Final = (RetryLater, AccessError, InvalidPosition, ConfigurationError)
+"""Failures of a step that may pass, or that only an operator can end. Everything else is a bug and ends the worker."""
 
 
 class ShardConsumer:
@@ -84,7 +46,7 @@ class ShardConsumer:
         self._services = services
         self._settings = services.settings
         self._clock = services.clock
-        self._log = bind(_log, shard=held.lease.shard_id, lease_key=held.lease_key)
+        self._log = self._shard_log = bind(_log, shard=held.lease.shard_id, lease_key=held.lease_key)
         self.state = ConsumerState.WAITING_ON_PARENT_SHARDS
         retrieval = services.settings.retrieval
         self.handoff = Handoff(
@@ -93,13 +55,16 @@ class ShardConsumer:
             max_bytes=retrieval.max_pending_bytes,
         )
         self._source = services.new_source(held, self.handoff)
-        self._source_thread: Periodic | None = None
+        self._source_turns: Turns | None = None
         self._wake = threading.Event()
         self._session: ChildSession | None = None
         self._child_state = ""
         self._history = ChildHistory()
-        self._not_before_s = 0.0
-        self._positions: checkpoints.CheckpointState | None = None
+        self._not_before_s = -math.inf
+        self._kill_requested = False
+        self._checkpointer: Checkpointer | None = None
+        self._failed_turns = 0
+        self._step_since_s: float | None = None
         self._at_shard_end = False
         self._child_shards: tuple[ChildShard, ...] = ()
         self._asked_to_shut_down = False
@@ -124,10 +89,20 @@ class ShardConsumer:
         self._wake.set()
 
     def kill_child(self) -> None:
-        """The deadline has passed: the child's group is killed, and the consumer goes on without it."""
+        """The deadline has passed: the child's group is killed, one just starting included; the consumer goes on."""
+        self._kill_requested = True
         session = self._session
         if session is not None:
             session.kill()
+
+    def warn_if_slow(self) -> None:
+        """Says so when the task under way takes longer than logWarningForTaskAfterMillis; to be called each second."""
+        limit_s, since_s = self._settings.lifecycle.log_warning_for_task_after_s, self._step_since_s
+        if limit_s is not None and since_s is not None:
+            for_s = self._clock.monotonic() - since_s
+            if for_s > limit_s:
+                extra = {"action": "task_slow", "task": self.state.value, "for_s": round(for_s, 1)}
+                self._log.warning("a task takes long", extra=extra)
 
     def status(self) -> ConsumerStatus:
         session, lease = self._session, self.held.lease
@@ -163,20 +138,46 @@ class ShardConsumer:
     def run_once(self) -> float | None:
         """One step; the seconds until the next one unless the handoff wakes us before, None when complete."""
         self._wake.clear()
+        self._step_since_s = self._clock.monotonic()
         try:
-            return self._step()
+            pause_s = self._step()
         except ChildError as error:
             self._child_failed(error)
-            return 0.0
-        except KclHostError as error:
-            self._last_error = str(error)
-            self._log.warning("step failed, will be repeated", extra={"action": "step_failed", "error": str(error)})
-            return self._settings.lifecycle.task_backoff_s
+            pause_s = 0.0
+        except REPEATED as error:
+            return self._step_failed(error)
+        finally:
+            self._step_since_s = None
+        self._failed_turns = 0
+        return pause_s
+
+    def _step_failed(self, error: Exception) -> float:
+        """Seconds until the same step is tried again; growing while there is no child that wants to be served."""
+        self._failed_turns += 1
+        self._last_error = str(error)
+        pause_s = self._settings.lifecycle.task_backoff_s
+        if self._session is None:
+            pause_s = min(pause_s * 2.0 ** min(self._failed_turns - 1, 60), max(pause_s, BACKOFF_MAX_S))
+            pause_s *= 0.5 + 0.5 * self._services.rng.random()
+        is_power_of_two = self._failed_turns & (self._failed_turns - 1) == 0
+        self._log.log(
+            logging.WARNING if is_power_of_two else logging.DEBUG,
+            "step failed, will be repeated",
+            extra={
+                "action": "step_failed",
+                "task": self.state.value,
+                "failures": self._failed_turns,
+                "error": str(error),
+            },
+        )
+        return pause_s
 
     def wait(self, pause_s: float) -> None:
         """Until there is something to do or the time is over; the child is served meanwhile.
 
-        Batches end only the wait of an idle consumer; a stop or a poke ends any wait without a child.
+        Batches end only the wait of an idle consumer; a stop or a poke ends any wait without a child. A step that is
+        repeated with a child at hand polls no descriptor: that of the handoff stays readable while there is anything
+        in it, acted upon or not.
         """
         try:
             if self._session is not None:
@@ -213,16 +214,19 @@ class ShardConsumer:
                 "state changed", extra={"action": "state_changed", "from": before.name, "to": self.state.name}
             )
 
+    def _already_ended(self, lease: Lease) -> float:
+        """Completed before us, or by a child that then failed: only the clean-up has something to do (spec 4.4)."""
+        self._services.lease_cleanup.enqueue(lease)
+        self._on(ConsumerEvent.SHARD_END)
+        self._on(ConsumerEvent.TASK_SUCCEEDED)
+        return 0.0
+
     # WAITING_ON_PARENT_SHARDS
 
-    def _wait_for_parents(self) -> float | None:
+    def _wait_for_parents(self) -> float:
         lease = self.held.lease
         if lease.is_at_shard_end:
-            # Completed by somebody before us: the child has nothing to do, only the clean-up has (spec 4.4).
-            self._services.lease_cleanup.enqueue(lease)
-            self._on(ConsumerEvent.SHARD_END)
-            self._on(ConsumerEvent.TASK_SUCCEEDED)
-            return None
+            return self._already_ended(lease)
         parents = [self._services.lease_table.get(key) for key in map(lease.key_of, sorted(lease.parent_shard_ids))]
         if is_blocked_on_parents(parents):
             return self._settings.coordinator.parent_shard_poll_s
@@ -231,46 +235,65 @@ class ShardConsumer:
 
     # INITIALIZING
 
-    def _initialize(self) -> float | None:
+    def _initialize(self) -> float:
         remaining_s = self._not_before_s - self._clock.monotonic()
         if remaining_s > 0:
-            return remaining_s
+            return min(remaining_s, IDLE_S)
+        if not self._services.held_leases.is_held(self.held):
+            self.stop(ShutdownReason.LEASE_LOST)
+            return 0.0
         row = self._services.lease_table.get(self.held.lease_key)
         if row is None or row.checkpoint is None:
             self._log.error("lease row is gone or has no checkpoint", extra={"action": "lease_row_unusable"})
             self.stop(ShutdownReason.LEASE_LOST)
             return 0.0
-        self._positions = checkpoints.started(row.checkpoint)
+        if row.is_at_shard_end:
+            self._services.on_shard_end(self.held)
+            return self._already_ended(row)
         self._open_source(row.checkpoint)
-        self._child_state = "STARTING"
-        self._session = self._services.start_session(self.held, self._checkpoint)
-        self._session.initialize(self.held.lease.shard_id, row.checkpoint)
-        self._child_state = "RUNNING"
-        self._log.info(
-            "child initialized",
-            extra={"action": "child_initialized", "child_pid": self._session.pid, "checkpoint": str(row.checkpoint)},
-        )
+        self._start_child(row.checkpoint)
         self._on(ConsumerEvent.TASK_SUCCEEDED)
         return 0.0
 
+    def _start_child(self, checkpoint: ExtendedSequenceNumber) -> None:
+        self._child_state = "STARTING"
+        checkpointer = Checkpointer(
+            self.held, self._services.held_leases, checkpoint, self._shard_log, self._checkpoint_moved
+        )
+        session = self._services.start_session(self.held, checkpointer.answer)
+        self._session, self._checkpointer = session, checkpointer
+        self._log = checkpointer.log = bind(self._shard_log, child_pid=session.pid)
+        if self._kill_requested:
+            session.kill()
+        session.initialize(self.held.lease.shard_id, checkpoint)
+        self._child_state = "RUNNING"
+        self._log.info("child initialized", extra={"action": "child_initialized", "checkpoint": str(checkpoint)})
+
+    def _checkpoint_moved(self) -> None:
+        self._history = after_progress(self._history)
+        self._checkpoint_at_s = self._clock.monotonic()
+        self._last_error = ""
+
     def _open_source(self, checkpoint: ExtendedSequenceNumber) -> None:
-        if self._source_thread is None:
+        if self._source_turns is None:
             self._source.open(checkpoint)
-            self._source_thread = Periodic(
-                f"source-{self.held.lease_key}", self._source.run_once, on_fatal=self._services.on_fatal
-            ).start()
+            self._source_turns = self._services.start_source(
+                f"source-{self.held.lease_key}", self._source.run_once, self._services.on_fatal
+            )
         else:
             self._source.reopen(checkpoint)
-            self._source_thread.poke()
+            self._source_turns.poke()
 
     # PROCESSING
 
     def _process(self) -> float:
         batch = self.handoff.get(0.0)
         if batch is None:
+            if self.handoff.failure is not None:
+                raise self.handoff.failure
             return IDLE_S
-        if self._source_thread is not None:
-            self._source_thread.poke()
+        if self._source_turns is not None:
+            self._source_turns.poke()
         if not self._services.held_leases.is_held(self.held):
             self.stop(ShutdownReason.LEASE_LOST)
             return 0.0
@@ -281,42 +304,16 @@ class ShardConsumer:
         return 0.0
 
     def _deliver(self, batch: Batch) -> None:
-        assert self._positions is not None and self._session is not None
-        records = drop_delivered(batch.records, self._positions.last)
+        assert self._checkpointer is not None and self._session is not None
+        records = drop_delivered(batch.records, self._checkpointer.last)
         if records or self._settings.lifecycle.call_process_records_for_empty_list:
             if records:
-                self._positions = checkpoints.delivered(self._positions, records[-1].position)
+                self._checkpointer.deliver(records[-1].position)
             self.held.record_payload(batch.payload_bytes)
             self._session.process_records(records, batch.millis_behind_latest)
             self._records += len(records)
             self._payload_bytes += batch.payload_bytes
         self._millis_behind_latest = batch.millis_behind_latest
-
-    def _checkpoint(self, request: CheckpointRequested) -> str | None:
-        """Answers the child's request: None, or the name of the error."""
-        if not request.allowed or self._positions is None:
-            self._log.warning("checkpoint refused in this action", extra={"action": "checkpoint_refused"})
-            return "InvalidStateException"
-        decision = checkpoints.resolve(self._positions, request.sequence_number, request.sub_sequence_number)
-        if isinstance(decision, checkpoints.Refused):
-            self._log.warning("checkpoint refused", extra={"action": "checkpoint_refused", "reason": decision.reason})
-            return decision.error
-        if isinstance(decision, checkpoints.Unchanged):
-            return None
-        outcome = self._services.held_leases.checkpoint(self.held, decision.position)
-        if outcome.error is not None:
-            self._log.warning(
-                "checkpoint failed",
-                extra={"action": "checkpoint_failed", "error": outcome.error, "reason": outcome.reason},
-            )
-            return outcome.error
-        self._positions = checkpoints.written(self._positions, decision.position)
-        self._checkpoint_at_s = self._clock.monotonic()
-        self._history = after_progress(self._history)
-        self._log.debug(
-            "checkpoint written", extra={"action": "checkpoint_written", "checkpoint": str(decision.position)}
-        )
-        return None
 
     # SHUTDOWN_REQUESTED
 
@@ -324,10 +321,9 @@ class ShardConsumer:
         """shutdownRequested, then the lease to its next owner, or to nobody when the host stops."""
         if self._session is not None and not self._asked_to_shut_down:
             self._asked_to_shut_down = True
-            try:
+            # A child that fails here fails again at leaseLost, and is ended there: not between us and the next owner.
+            with contextlib.suppress(ChildError):
                 self._session.shutdown_requested()
-            except ChildError as error:
-                self._child_is_gone(error)
         self._transfer()
         self.stop(ShutdownReason.LEASE_LOST)
         return 0.0
@@ -345,58 +341,64 @@ class ShardConsumer:
 
     # SHUTTING_DOWN
 
-    def _shut_down(self) -> float | None:
+    def _shut_down(self) -> float:
         """The lease goes, or has gone: leaseLost for a child that is there, and the end."""
         if self.handoff.stop_reason == ShutdownReason.REQUESTED:
             self._transfer()
-        self._tell_lease_lost()
-        self._on(ConsumerEvent.TASK_SUCCEEDED)
-        return None
-
-    def _tell_lease_lost(self) -> None:
+        # It may have expired by our clock only, or its row be of no use: without a consumer nobody may renew it.
+        self._services.held_leases.drop(self.held)
         if self._session is not None:
             try:
                 self._session.lease_lost()
             except ChildError as error:
                 self._child_is_gone(error)
         self._end_child()
+        self._on(ConsumerEvent.TASK_SUCCEEDED)
+        return 0.0
 
-    def _end_shard(self) -> float | None:
-        lease = self.held.lease
-        if not self._services.held_leases.is_held(self.held):
+    def _end_shard(self) -> float:
+        lease, services = self.held.lease, self._services
+        if not services.held_leases.is_held(self.held):
             self.stop(ShutdownReason.LEASE_LOST)
             return 0.0
-        prepared = self._services.shard_end.prepare(lease, self._child_shards)
+        prepared = services.shard_end.prepare(lease, self._child_shards)
         if prepared.retry:
-            self._log.warning("shard end must wait", extra={"action": "shard_end_waits", "reason": prepared.reason})
-            return self._settings.lifecycle.task_backoff_s
+            if self.handoff.stop_reason is not None:
+                return self._give_away()  # The next owner waits instead.
+            raise RetryLater(f"the end of the shard must wait: {prepared.reason}")
         if prepared.lost:
             self._log.warning("shard end given up", extra={"action": "shard_end_given_up", "reason": prepared.reason})
-            self._services.held_leases.drop(self.held)
             self.stop(ShutdownReason.LEASE_LOST)
             return 0.0
         at_shard_end = prepared.is_at_shard_end or self._ask_to_end_shard()
         conclusion = conclude_shard_end(self._child_shards, is_at_shard_end=at_shard_end)
         if conclusion.enqueue_for_cleanup:
-            self._services.lease_cleanup.enqueue(self.held.lease)
+            services.lease_cleanup.enqueue(self.held.lease)
         if not conclusion.completed:
             raise ChildError(
                 "the child answered shardEnded without a checkpoint: the shard cannot end and its child shards cannot "
                 "start; it must checkpoint without a sequence number in shardEnded"
             )
-        self._end_child()
-        self._on(ConsumerEvent.TASK_SUCCEEDED)
         children = [child.shard_id for child in self._child_shards]
         self._log.info("shard ended", extra={"action": "shard_ended", "children": children})
-        self._services.on_shard_end(self.held)
-        return None
+        services.on_shard_end(self.held)
+        if self.handoff.stop_reason == ShutdownReason.REQUESTED:
+            self._transfer()
+        self._end_child()
+        self._on(ConsumerEvent.TASK_SUCCEEDED)
+        return 0.0
 
     def _ask_to_end_shard(self) -> bool:
-        """True when the child has checkpointed SHARD_END."""
-        assert self._positions is not None and self._session is not None
-        self._positions = checkpoints.entering_shard_end(self._positions)
-        self._session.shard_ended()
-        return self._positions.last.is_shard_end
+        """True when the child has checkpointed SHARD_END; what becomes of the child after that does not matter."""
+        assert self._checkpointer is not None and self._session is not None
+        self._checkpointer.enter_shard_end()
+        try:
+            self._session.shard_ended()
+        except ChildError as error:
+            if not self._checkpointer.last.is_shard_end:
+                raise
+            self._say_failed(error)
+        return self._checkpointer.last.is_shard_end
 
     # Children that fail
 
@@ -408,7 +410,9 @@ class ShardConsumer:
         if self.handoff.stop_reason is not None:
             return
         if self._settings.child.failure_policy == "exit":
+            self._child_state, self._not_before_s = "FATAL", math.inf
             self._services.on_fatal(f"child of shard {self.held.lease.shard_id}", error)
+            return
         self._history, decision = after_failure(
             self._history,
             now_s=self._clock.monotonic(),
@@ -433,25 +437,27 @@ class ShardConsumer:
         self._not_before_s = self._clock.monotonic() + pause_s
 
     def _child_is_gone(self, error: ChildError) -> None:
-        session = self._session
-        self._last_error = str(error)
-        self._log.error(
-            "child failed",
-            extra={"action": "child_failed", "child_pid": session and session.pid, "error": str(error)},
-        )
+        self._say_failed(error)
         self._end_child()
+
+    def _say_failed(self, error: ChildError) -> None:
+        self._last_error = str(error)
+        self._log.error("child failed", extra={"action": "child_failed", "error": str(error)})
 
     def _end_child(self) -> None:
-        session, self._session = self._session, None
+        session = self._session
         if session is not None:
             status = session.end()
-            self._child_state = ""
-            self._log.info("child ended", extra={"action": "child_ended", "child_pid": session.pid, "status": status})
+            self._log.info("child ended", extra={"action": "child_ended", "status": status})
+            self._session, self._log = None, self._shard_log  # Only now: until then it can be killed.
+        self._child_state = ""
 
     def _close(self) -> None:
-        """Last act of the thread: no child, no source, no further wake-up."""
+        """Last act of the thread: no child, no source, no further wake-up.
+
+        The source's thread ends by itself: it may be in a read that takes long, and whatever that brings is refused.
+        """
         self._end_child()
         self.handoff.close()
-        if self._source_thread is not None:
-            self._source_thread.stop()
-            self._source_thread.join(self._settings.retrieval.request_timeout_s)
+        if self._source_turns is not None:
+            self._source_turns.stop()

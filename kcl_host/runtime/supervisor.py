@@ -28,8 +28,9 @@ from kcl_host.config.settings import Settings
 from kcl_host.coordination.auditor import Auditor
 from kcl_host.coordination.departure import Departure
 from kcl_host.coordination.discovery import Discovery
+from kcl_host.coordination.election import Election
 from kcl_host.coordination.held_leases import HeldLease, HeldLeases
-from kcl_host.coordination.leader import Assigner, Election
+from kcl_host.coordination.leader import Assigner
 from kcl_host.coordination.lease_cleanup import LeaseCleanup
 from kcl_host.coordination.metadata import Metadata, NotYet
 from kcl_host.coordination.renewal import Renewal
@@ -37,7 +38,7 @@ from kcl_host.coordination.shard_end import ShardEnd
 from kcl_host.coordination.shard_sync import ShardSync, ShardSyncFailed
 from kcl_host.coordination.worker_report import WorkerReport
 from kcl_host.decisions.consumer_state import ShutdownReason
-from kcl_host.errors import DrainDeadlineExceeded, KclHostError, RetryLater, TwinWorker
+from kcl_host.errors import DrainDeadlineExceeded, KclHostError, MetadataConflict, RetryLater, TwinWorker
 from kcl_host.log import CHILD, bind
 from kcl_host.model.lease import Lease
 from kcl_host.model.shard import StreamIdentifier
@@ -55,6 +56,8 @@ from kcl_host.runtime.threads import ConsumerThread, Periodic
 _log = logging.getLogger(__name__)
 
 STREAM_READY: Final = ("ACTIVE", "UPDATING")
+SLOW_TASK_CHECK_S: Final = 1.0
+"""Java looks as often, and warns each time."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -119,9 +122,12 @@ class Supervisor:
         """Raises KclHostError with the reason when the worker could not start or had to stop."""
         failure: BaseException | None = None
         try:
-            if self._start():
-                self._phase = "RUNNING"
-                failure = self._watch()
+            try:
+                if self._start():
+                    self._phase = "RUNNING"
+                    failure = self._watch()
+            except Exception as error:
+                failure = error  # What was started must be stopped in order all the same.
             self._phase = "STOPPING"
             in_time = self._drain(give_away=not isinstance(failure, TwinWorker))
         finally:
@@ -254,7 +260,9 @@ class Supervisor:
                 worker=settings.worker_id,
             ),
             settings=settings.child,
-            on_stderr=lambda line: log.log(level_of(line), line, extra={"action": "child_stderr"}),
+            on_stderr=lambda line: log.log(
+                level_of(line), line, extra={"child_pid": child.pid, "action": "child_stderr"}
+            ),
             name=shard_id,
         )
         dialogue = Dialogue(max_line_bytes=settings.child.max_line_bytes)
@@ -280,8 +288,7 @@ class Supervisor:
                 "because": self._settings.retrieval.mode_reason,
             },
         )
-        for step in (self._find_stream, self._metadata.prepare, self._report.run_once, self._election.run_once,
-                     self._discovery.resume):  # fmt: skip
+        for step in (self._find_stream, self._metadata.prepare, self._report.run_once, self._election.run_once):
             if not self._retrying(step):
                 return False
         self._periodic("renewal", self._renewal.run_once)
@@ -293,19 +300,24 @@ class Supervisor:
         self._periodic("discovery", self._discovery.run_once)
         self._periodic("audit", self._auditor.run_once)
         self._periodic("cleanup", self._cleanup.run_once)
-        self._periodic("client-version", self._metadata.run_once)
+        self._periodic("client-version", self._metadata.run_once, fatal=(MetadataConflict,))
         if not self._settings.worker_metrics.disabled:
             self._periodic("load", self._sample)
+        if self._settings.lifecycle.log_warning_for_task_after_s is not None:
+            self._periodic("slow-tasks", self._warn_of_slow_tasks)
         return True
 
     def _retrying(self, step: Callable[[], object]) -> bool:
         """Runs a step of the start until it succeeds; False when a stop was requested. Raises the last RetryLater."""
         attempts, pause_s = self._settings.coordinator.initialization_attempts, 0.2
-        for attempt in range(1, attempts + 1):
+        attempt = 0
+        while True:
             try:
                 step()
                 return True
             except RetryLater as error:
+                # NotYet is no failure: how long it takes is up to others.
+                attempt += not isinstance(error, NotYet)
                 if attempt == attempts:
                     raise
                 _log.warning(
@@ -315,16 +327,21 @@ class Supervisor:
             if self._stop_within(pause_s):
                 return False
             pause_s = min(2 * pause_s, self._settings.coordinator.initialization_backoff_s)
-        return True
 
     def _stop_within(self, pause_s: float) -> bool:
+        """True when a stop is requested within the pause; what else arrives is kept for later."""
+        until_s = self._clock.monotonic() + pause_s
+        kept: list[Event] = []
         try:
-            event = self._events.get(timeout=pause_s)
+            while (remaining_s := until_s - self._clock.monotonic()) > 0:
+                event = self._events.get(timeout=remaining_s)
+                if event.kind in ("stop", "stop_now"):
+                    return True
+                kept.append(event)
         except queue.Empty:
-            return False
-        if event.kind in ("stop", "stop_now"):
-            return True
-        self._events.put(event)
+            pass
+        for event in kept:
+            self._events.put(event)
         return False
 
     def _find_stream(self) -> None:
@@ -357,6 +374,11 @@ class Supervisor:
         self._sampler.sample()
         return self._settings.worker_metrics.capture_interval_s
 
+    def _warn_of_slow_tasks(self) -> float:
+        for consumer in list(self._consumers.values()):
+            consumer.warn_if_slow()
+        return SLOW_TASK_CHECK_S
+
     def _periodic(
         self, name: str, run_once: Callable[[], float | None], fatal: tuple[type[Exception], ...] = ()
     ) -> None:
@@ -384,6 +406,8 @@ class Supervisor:
         held = event.held
         assert held is not None
         if event.kind == "found":
+            if not self._held_leases.is_held(held):
+                return  # Lost before we got here, and that event may have come first.
             consumer = ShardConsumer(held, self._services)
             self._consumers[held.token] = consumer
             self._threads[held.token] = ConsumerThread(
@@ -416,7 +440,7 @@ class Supervisor:
             if name in self._periodics:
                 self._periodics[name].stop()
         _attempt("announce that this worker leaves", self._report.announce_leaving)
-        self._election.release()
+        _attempt("release the leader lock", self._election.release)
         reason = ShutdownReason.REQUESTED if give_away else ShutdownReason.LEASE_LOST
         if give_away and self._threads:
             _attempt("name the next owners of the leases", self._name_next_owners)
@@ -466,6 +490,8 @@ class Supervisor:
                 self._lease_table.evict(lease)
 
     def _stop_threads(self) -> None:
+        for consumer in self._consumers.values():
+            consumer.stop(ShutdownReason.LEASE_LOST)  # Whatever happened before: no thread may keep the process alive.
         for periodic in self._periodics.values():
             periodic.stop()
         for periodic in self._periodics.values():

@@ -15,6 +15,7 @@ class Periodic:
     """Calls `run_once` again and again; it returns the seconds until its next turn, None when it is done.
 
     An error that may pass is logged and the turn repeated after `retry_s`; any other one goes to `on_fatal`, once.
+    `daemon` is for turns that only read: the process does not wait for one under way when it ends.
     """
 
     def __init__(
@@ -25,6 +26,7 @@ class Periodic:
         on_fatal: Callable[[str, BaseException], None],
         retry_s: float = 1.0,
         fatal: tuple[type[Exception], ...] = (),
+        daemon: bool = False,
     ) -> None:
         self._name = name
         self._run_once = run_once
@@ -33,7 +35,7 @@ class Periodic:
         self._fatal = fatal
         self._wake = threading.Event()
         self._stopped = False
-        self._thread = threading.Thread(target=self._loop, name=name)
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=daemon)
 
     def __repr__(self) -> str:
         return f"<Periodic {self._name}>"

@@ -52,7 +52,12 @@ def test_a_lost_answer_and_a_handover_at_once() -> None:
 
 def test_more_writes_than_we_are_in_doubt_about_are_a_twins() -> None:
     assert isinstance(judge_refused(LOCAL, row(lease_counter=8), [], "me"), Lost)
-    assert isinstance(judge_refused(LOCAL, row(lease_counter=10), [FIVE, FIVE], "me"), Lost)
+    # However many answers were lost: all those writes had the same counter for their condition.
+    assert isinstance(judge_refused(LOCAL, row(lease_counter=9), [FIVE, FIVE], "me"), Lost)
+
+
+def test_a_counter_that_went_back_is_not_ours() -> None:
+    assert isinstance(judge_refused(LOCAL, row(lease_counter=6), [FIVE], "me"), Lost)
 
 
 def test_a_checkpoint_that_we_never_wrote_is_a_twins() -> None:
@@ -72,3 +77,4 @@ def test_expiry_is_strictly_later_than_the_lease_duration() -> None:
 def test_throughput_is_smoothed_by_half() -> None:
     assert smooth_throughput(None, 4096, 2.0) == 2.0
     assert smooth_throughput(2.0, 0, 3.3) == 1.0
+    assert smooth_throughput(0.000001, 0, 3.3) == 0.0

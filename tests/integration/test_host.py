@@ -1,0 +1,255 @@
+"""The host as a process: `python -m kcl_host -p FILE` against the embedded engines.
+
+What children do wrong stays with their own shard, and the host ends as it is told to.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from kcl_host.local.engines import Engines
+from kcl_host.local.sequence_number import SequenceNumber
+from tests.integration.counting import Counting, stop
+
+pytestmark = pytest.mark.integration
+
+NASTY = f"{sys.executable} {Path(__file__).parent / 'children' / 'nasty_once.py'}"
+HABITS = [
+    "exits at once",
+    "exits in the middle",
+    "exits while idle",
+    "prints 100 mb of noise",
+    "prints half a line and hangs",
+    "closes stdout",
+    "answers the wrong action",
+    "answers twice",
+    "sends null",
+    "asks for impossible checkpoints",
+    "checkpoints while drained",
+    "ignores eof and term",
+    "leaves a grandchild with its pipes",
+    "does not checkpoint the end",
+    "always exits",
+]
+HARMLESS = {"prints 100 mb of noise", "sends null", "asks for impossible checkpoints"}
+"""Not worth a restart."""
+WELL_BEHAVED = 2
+
+
+def shard_id(number: int) -> str:
+    return f"shardId-{number:012d}"
+
+
+def habits_of(habits: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Tells the children their habits; where they note what they did."""
+    (folder / "habits.json").write_text(json.dumps(habits))
+    monkeypatch.setenv("NASTY_FOLDER", str(folder))
+    return folder / "notes"
+
+
+class Running:
+    """A host process, killed at the end should it still run, and its log as one object per line."""
+
+    def __init__(self, counting: Counting) -> None:
+        self.counting = counting
+        self.process = counting.start("--log-format", "json")
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def log(self, action: str, **facts: object) -> list[dict[str, Any]]:
+        """The lines of this action that have these facts."""
+        text = self.counting.log.read_text()
+        lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line.startswith("{")]
+        return [line for line in lines if line.get("action") == action and facts.items() <= line.items()]
+
+    def wait_for(self, action: str, limit_s: float = 20.0, **facts: object) -> None:
+        self.counting.wait_until(lambda: self.log(action, **facts), limit_s)
+
+
+@pytest.fixture
+def engines() -> Iterator[Engines]:
+    with Engines() as running:
+        yield running
+
+
+def leases(engines: Engines) -> dict[str, dict[str, Any]]:
+    items = engines.dynamodb.call("Scan", TableName="counting", ConsistentRead=True)["Items"]
+    return {item["leaseKey"]["S"]: item for item in items}
+
+
+def put(engines: Engines, numbers: range) -> Counter[str]:
+    """Numbered records; how many went to each shard."""
+    put = engines.put_records("numbers", [(str(number), str(number).encode()) for number in numbers])
+    parsed = [SequenceNumber.parse(number) for number in put]
+    return Counter(shard_id(number.shard_number) for number in parsed if number)
+
+
+def test_what_a_child_does_wrong_stays_with_its_shard(
+    engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines.create_stream("numbers", len(HABITS) + WELL_BEHAVED)
+    habit_of = {shard_id(n): habit for n, habit in enumerate(HABITS)}
+    shard_of = {habit: shard for shard, habit in habit_of.items()}
+    notes = habits_of(habit_of, tmp_path, monkeypatch)
+    counting = Counting(
+        engines,
+        tmp_path,
+        executableName=NASTY,
+        timeoutInSeconds=5,
+        childCloseDeadlineMillis=500,
+        childTermDeadlineMillis=300,
+    )
+    expected = put(engines, range(300))
+    assert len(expected) == len(HABITS) + WELL_BEHAVED
+    lost_for_now = expected[shard_of["always exits"]]
+    with Running(counting) as host:
+        counting.wait_for_numbers(300 - lost_for_now, 30)
+        more = put(engines, range(300, 600))
+        engines.split_shard("numbers", shard_of["does not checkpoint the end"])
+        lost_for_now += more[shard_of["always exits"]]
+        counting.wait_for_numbers(600 - lost_for_now, 30)
+        host.wait_for("shard_ended")
+        host.wait_for("child_initialized", shard=shard_id(len(HABITS) + WELL_BEHAVED))
+        host.wait_for("child_fatal", shard=shard_of["always exits"], limit_s=30)
+        status_of_always = [line["failures"] for line in host.log("child_fatal")]
+        assert stop(host.process) == 0
+
+        for shard in (shard_id(n) for n in range(len(HABITS) + WELL_BEHAVED)):
+            habit = habit_of.get(shard, "")
+            starts, failures = len(host.log("child_initialized", shard=shard)), host.log("child_failed", shard=shard)
+            if habit == "always exits":
+                assert starts == 0 and status_of_always == [5]
+            elif not habit or habit in HARMLESS:
+                assert (starts, failures) == (1, []), f"{habit or 'a well-behaved child'} was restarted: {failures}"
+            else:
+                assert len(failures) == 1 and failures[0]["error"], f"{habit}: {failures}"
+                assert starts == (1 if habit == "exits at once" else 2), habit
+    counting.check_order()
+    deliveries = Counter((d.shard_id, d.data) for d in counting.delivered())
+    seen = Counter(shard for shard, _ in deliveries)
+    for shard, count in (expected + more).items():
+        assert seen[shard] == (0 if habit_of.get(shard) == "always exits" else count), habit_of.get(shard)
+    repeated = {habit_of.get(shard, "") for (shard, _), times in deliveries.items() if times > 1}
+    assert repeated == set(HABITS) - HARMLESS - {
+        "always exits",
+        "exits at once",
+        "exits while idle",
+        "does not checkpoint the end",
+    } | ({"exits while idle"} & repeated), "repeated is what was not checkpointed, nothing else"
+    text = notes.read_text()
+    assert [line for line in text.splitlines() if "Exception" in line] == [
+        "999999999 IllegalArgumentException",
+        "LATEST IllegalArgumentException",
+        "nonsense IllegalArgumentException",
+    ]
+    assert "drained" in text
+    grandchild = int(text.partition("grandchild ")[2].split()[0])
+    assert not psutil.pid_exists(grandchild) or psutil.Process(grandchild).status() == psutil.STATUS_ZOMBIE
+    assert all("leaseOwner" not in lease for lease in leases(engines).values())
+
+
+def test_the_policy_exit_ends_the_worker(engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines.create_stream("numbers", 2)
+    habits_of({shard_id(0): "always exits"}, tmp_path, monkeypatch)
+    with Running(Counting(engines, tmp_path, executableName=NASTY, childFailurePolicy="exit")) as host:
+        assert host.process.wait(30) == 1
+        (line,) = [line for line in host.counting.log.read_text().splitlines() if not line.startswith("{")]
+        assert line.startswith("kcl-host: child process") and "ended with status 3" in line
+        assert len(host.log("child_failed")) == 1
+    assert all("leaseOwner" not in lease for lease in leases(engines).values())
+
+
+def test_parents_are_read_to_their_end_before_their_children(engines: Engines, tmp_path: Path) -> None:
+    engines.create_stream("numbers", 3)
+    counting = Counting(engines, tmp_path)
+    put(engines, range(100))
+    with Running(counting) as host:
+        counting.wait_for_numbers(100, 30)
+        put(engines, range(100, 200))
+        engines.split_shard("numbers", shard_id(0))
+        engines.merge_shards("numbers", shard_id(1), shard_id(2))
+        put(engines, range(200, 300))
+        counting.wait_for_numbers(300, 30)
+        assert stop(host.process) == 0
+        assert len(host.log("child_initialized")) == 6
+    counting.check_order()
+    delivered = counting.delivered()
+    assert Counter(int(d.data) for d in delivered) == Counter(range(300)), "each once: nothing went wrong"
+    at = {shard: [i for i, d in enumerate(delivered) if d.shard_id == shard] for shard in map(shard_id, range(6))}
+    for parent, child in [(0, 3), (0, 4), (1, 5), (2, 5)]:
+        assert at[shard_id(parent)][-1] < at[shard_id(child)][0]
+    rows = leases(engines)
+    assert {rows[shard_id(n)]["checkpoint"]["S"] for n in range(3)} == {"SHARD_END"}
+
+
+def test_a_stop_is_graceful_and_the_next_start_repeats_nothing(engines: Engines, tmp_path: Path) -> None:
+    engines.create_stream("numbers", 2)
+    counting = Counting(engines, tmp_path)
+    for start in range(2):
+        put(engines, range(100 * start, 100 * start + 100))
+        with Running(counting) as host:
+            counting.wait_for_numbers(100 * start + 100, 30)
+            assert stop(host.process) == 0
+            assert len(host.log("child_stderr")) == 2 * (start + 1), "lease lost, of each child"
+            assert all(line["child_pid"] and line["shard"] for line in host.log("child_stderr"))
+            assert {line["status"] for line in host.log("child_ended")} == {0}
+        assert all("leaseOwner" not in lease for lease in leases(engines).values())
+    assert Counter(int(d.data) for d in counting.delivered()) == Counter(range(200))
+    lock = engines.dynamodb.call("Scan", TableName="counting-CoordinatorState")["Items"]
+    assert "Leader" not in [item["key"]["S"] for item in lock]
+
+
+def test_a_read_that_hangs_keeps_nobody_from_stopping(engines: Engines, tmp_path: Path) -> None:
+    engines.create_stream("numbers", 2)
+    counting = Counting(engines, tmp_path)
+    with Running(counting) as host:
+        counting.wait_until(lambda: len(host.log("child_initialized")) == 2, 30)
+        hung = engines.kinesis.faults.add("GetRecords", "hang")
+        counting.wait_until(lambda: hung.hits >= 2, 10)
+        assert stop(host.process, limit_s=15) == 0
+        assert len(host.log("lease_released")) == 2
+
+
+@pytest.fixture
+def hanging(engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    """A host whose one child hangs in processRecords."""
+    engines.create_stream("numbers", 1)
+    habits_of({shard_id(0): "prints half a line and hangs"}, tmp_path, monkeypatch)
+    put(engines, range(1))
+    counting = Counting(
+        engines, tmp_path, executableName=NASTY, shutdownGraceMillis=500, logWarningForTaskAfterMillis=1
+    )
+    with Running(counting) as host:
+        counting.wait_for_numbers(1, 30)
+        yield host
+
+
+def test_a_child_past_the_deadline_is_killed_and_its_lease_released(hanging: Running) -> None:
+    hanging.wait_for("task_slow", task="PROCESSING")
+    assert stop(hanging.process) == 5
+    assert hanging.counting.log.read_text().splitlines()[-1].startswith("kcl-host: children were killed")
+    assert hanging.log("child_ended")[0]["status"] == -signal.SIGKILL
+    (lease,) = leases(hanging.counting.engines).values()
+    assert "leaseOwner" not in lease and lease["checkpoint"]["S"] == "TRIM_HORIZON"
+
+
+def test_a_second_signal_ends_the_host_at_once(hanging: Running) -> None:
+    hanging.process.send_signal(signal.SIGTERM)
+    hanging.wait_for("stop_requested")
+    hanging.process.send_signal(signal.SIGINT)
+    assert hanging.process.wait(10) == 128 + signal.SIGINT
