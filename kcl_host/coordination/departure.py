@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from kcl_host.config.settings import Settings
 from kcl_host.coordination.held_leases import HeldLease
 from kcl_host.decisions.assignment import plan_departure, track
@@ -25,8 +27,11 @@ class Departure:
         self._settings = settings
         self._clock = clock
 
-    def targets(self, held: list[HeldLease]) -> list[tuple[HeldLease, str]]:
-        """Each held lease that a live worker can take, with that worker; empty when nobody else is alive."""
+    def targets(self, held: list[HeldLease], doubtful: Collection[str]) -> list[tuple[HeldLease, str]]:
+        """Each held lease that a live worker can take, with that worker; empty when nobody else is alive.
+
+        `doubtful` workers are left out although their metric stats are fresh.
+        """
         workers, _ = self._metrics_table.list_workers()
         now_s = self._clock.monotonic()
         moves = plan_departure(
@@ -38,6 +43,7 @@ class Departure:
             metrics=self._settings.worker_metrics,
             now_s=now_s,
             wall_s=self._clock.wall(),
+            doubtful=doubtful,
         )
         by_key = {lease.lease_key: lease for lease in held}
         return [(by_key[move.lease.lease_key], move.to) for move in moves if move.lease.lease_key in by_key]

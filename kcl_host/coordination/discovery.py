@@ -24,9 +24,10 @@ PENDING_S = 0.2
 class Discovery:
     """Takes up what the leader assigned to us; `on_found` gets each lease taken up.
 
-    Nothing is written here: the first write is the renewal, conditional on the counter read here. A row in pending
-    handover to us is not ours yet (spec lease-table 7.4, pitfall 8); it is read again soon. The first turn finds what
-    an earlier process with our worker id held, too.
+    A row that was read is renewed before anything starts, conditional on the counter read: it may name us for long,
+    and be given to somebody else any moment now. Java starts first and renews later. A row in pending handover to us
+    is not ours yet (spec lease-table 7.4, pitfall 8); it is read again soon. The first turn finds what an earlier
+    process with our worker id held, too.
 
     `take_up` may be called by any thread; everything else belongs to one thread.
     """
@@ -46,6 +47,7 @@ class Discovery:
         self._held_leases = held_leases
         self._worker_id = worker_id
         self._alone_s = assignment.interval_s / 2 - lease_settings.epsilon_s
+        self._patience_s = lease_settings.failover_s / 3
         self._clock = clock
         self._is_alone = is_alone
         self._on_found = on_found
@@ -54,15 +56,11 @@ class Discovery:
         self._next_scan_s = 0.0
 
     def take_up(self, lease: Lease, read_at_s: float) -> bool:
-        """Holds the lease if its row says so; True when it is new."""
-        if lease.lease_owner != self._worker_id or lease.is_handover_pending:
-            return False
-        held = self._held_leases.add(lease, read_at_s)
-        if held is None:
-            return False
-        _log.info("lease taken up", extra={"action": "lease_taken", "lease_key": lease.lease_key})
-        self._on_found(held)
-        return True
+        """Holds a lease that a write at `read_at_s` or later has given to us; True when it is new."""
+        held = self._add(lease, read_at_s)
+        if held is not None:
+            self._found(held)
+        return held is not None
 
     def run_once(self) -> float:
         now_s = self._clock.monotonic()
@@ -94,21 +92,34 @@ class Discovery:
             return [lease.lease_key for lease in leases if lease.lease_owner == self._worker_id]
 
     def _read(self, lease_key: str) -> None:
-        read_at_s = self._clock.monotonic()
-        row = None
-        if self._held_leases.get(lease_key) is None:
-            try:
-                row = self._table.get(lease_key)
-            except KclHostError as error:
-                self._next_query_s = min(self._next_query_s, read_at_s + IN_COMPANY_S)
-                _log.warning(
-                    "lease could not be read",
-                    extra={"action": "discovery_failed", "lease_key": lease_key, "error": str(error)},
-                )
-                return
-        if row is not None and row.lease_owner == self._worker_id and row.is_handover_pending:
-            self._pending.add(lease_key)
+        if self._held_leases.get(lease_key) is not None:
+            self._pending.discard(lease_key)
             return
-        self._pending.discard(lease_key)
-        if row is not None:
-            self.take_up(row, read_at_s)
+        read_at_s = self._clock.monotonic()
+        held = None
+        try:
+            row = self._table.get(lease_key)
+            if row is not None and row.lease_owner == self._worker_id and row.is_handover_pending:
+                self._pending.add(lease_key)
+                return
+            self._pending.discard(lease_key)
+            held = None if row is None else self._add(row, read_at_s)
+            if held is not None and self._held_leases.renew(held, self._patience_s) != "lost":
+                self._found(held)
+        except KclHostError as error:
+            if held is not None:
+                self._held_leases.drop(held)
+            self._next_query_s = min(self._next_query_s, read_at_s + IN_COMPANY_S)
+            _log.warning(
+                "lease could not be taken up, tried again soon",
+                extra={"action": "discovery_failed", "lease_key": lease_key, "error": str(error)},
+            )
+
+    def _add(self, lease: Lease, read_at_s: float) -> HeldLease | None:
+        if lease.lease_owner != self._worker_id or lease.is_handover_pending:
+            return None
+        return self._held_leases.add(lease, read_at_s)
+
+    def _found(self, held: HeldLease) -> None:
+        _log.info("lease taken up", extra={"action": "lease_taken", "lease_key": held.lease_key})
+        self._on_found(held)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kcl_host.config.settings import AssignmentSettings, LeaseSettings, WorkerMetricsSettings
 from kcl_host.coordination.election import Election
 from kcl_host.decisions.assignment import Move, Tracked, applied, is_balancing_pass, plan_assignment, track
+from kcl_host.decisions.renewal_watch import renewing_workers, unproven_owners
 from kcl_host.decisions.worker_activity import stale_workers
+from kcl_host.decisions.worker_silence import note_silence
 from kcl_host.errors import KclHostError, RetryLater
 from kcl_host.model.lease import Lease
 from kcl_host.model.worker import WorkerMetricStats
@@ -58,7 +60,12 @@ class Assigner:
         self._rng = rng
         self._on_assigned_to_self = on_assigned_to_self
         self._tracked: dict[str, Tracked] = {}
+        self._silent: dict[str, int | None] = {}
+        """Workers taken for dead, with the last update of their rows then."""
+        self._proven: frozenset[str] = frozenset()
+        """Workers seen to renew a lease since observation began."""
         self._led_before = False
+        self._balance_due = False
         self._runs = 0
         self._failures = 0
         self.active_workers: frozenset[str] = frozenset()
@@ -89,11 +96,19 @@ class Assigner:
     def _follow(self) -> float:
         self._led_before, self.active_workers = False, frozenset()
         if not self._election.lock_is_stalled():
-            self._tracked = {}
+            self._tracked, self._proven, self._silent = {}, frozenset(), {}
             return FOLLOWING_S
-        leases = self._lease_table.list_leases().leases
-        self._tracked = track(self._tracked, leases, self._clock.monotonic(), self._leases)
+        self._observe(self._lease_table.list_leases().leases, self._clock.monotonic())
         return OBSERVING_S
+
+    def _observe(self, leases: Sequence[Lease], now_s: float) -> None:
+        before, self._tracked = self._tracked, track(self._tracked, leases, now_s, self._leases)
+        self._proven |= renewing_workers(before, self._tracked)
+
+    def doubtful_workers(self) -> frozenset[str]:
+        """Workers that this leader would not hand a lease over to; empty for a follower, who has not watched them."""
+        unproven = unproven_owners(self._tracked, self._proven) if self._led_before else frozenset()
+        return (unproven | self._silent.keys()) - {self._worker_id}
 
     def _pass(self) -> float:
         listing = self._lease_table.list_leases()
@@ -108,18 +123,23 @@ class Assigner:
                 },
             )
         now_s, wall_s = self._clock.monotonic(), self._clock.wall()
-        before, self._tracked = self._tracked, track(self._tracked, listing.leases, now_s, self._leases)
+        before = self._tracked
+        self._observe(listing.leases, now_s)
+        self._silent = note_silence(self._silent, self._tracked, workers, now_s, self._leases, self._worker_id)
+        self._balance_due = self._balance_due or is_balancing_pass(self._runs, self._assignment)
+        balance = self._balance_due and not unproven_owners(self._tracked, self._proven | {self._worker_id})
         plan = plan_assignment(
             self._tracked,
-            workers,
+            [worker for worker in workers if worker.worker_id not in self._silent],
             assignment=self._assignment,
             leases=self._leases,
             metrics=self._metrics,
             now_s=now_s,
             wall_s=wall_s,
-            balance=is_balancing_pass(self._runs, self._assignment),
+            balance=balance,
             rng=self._rng,
         )
+        self._balance_due = self._balance_due and not balance
         self._runs += 1
         self.active_workers = frozenset(plan.active_workers)
         pause_s = self._pause_s(before, now_s)
@@ -166,8 +186,11 @@ class Assigner:
             },
         )
         if outcome.applied and outcome.row is not None:
-            key = move.lease.lease_key
-            self._tracked[key] = applied(self._tracked[key], outcome.row, self._clock.monotonic(), self._leases)
+            key, since_s = move.lease.lease_key, self._clock.monotonic()
+            if move.kind == "assign":
+                # A Java worker discovers it after half an interval, and renews it a third of the lease duration later.
+                since_s += max(0.0, self._assignment.interval_s - self._leases.failover_s)
+            self._tracked[key] = applied(self._tracked[key], outcome.row, since_s, self._leases)
             if move.kind == "assign" and move.to == self._worker_id:
                 self._on_assigned_to_self(outcome.row, read_at_s)
 

@@ -11,7 +11,7 @@ spec coordination 4.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -129,12 +129,15 @@ def plan_departure(
     metrics: WorkerMetricsSettings,
     now_s: float,
     wall_s: float,
+    doubtful: Collection[str] = (),
 ) -> tuple[Move, ...]:
     """Where the leases of a worker that stops should go, by the rule of the first phase (DESIGN.md 4.2).
 
     Leases with a pending handover are left out: their next owner is named already. So are those that nobody can take.
+    `doubtful` workers are no targets either: a lease without a target is released, which costs less than one that is
+    given to the dead.
     """
-    activity = judge_workers([s for s in workers if s.worker_id != worker_id], wall_s, metrics)
+    activity = judge_workers([s for s in workers if s.worker_id not in {worker_id, *doubtful}], wall_s, metrics)
     fleet = Fleet(tracked, activity.active, assignment, leases, now_s)
     own = [
         t for _, t in sorted(tracked.items()) if t.lease.actual_owner == worker_id and not t.lease.is_handover_pending

@@ -310,19 +310,23 @@ class Supervisor:
     def _retrying(self, step: Callable[[], object]) -> bool:
         """Runs a step of the start until it succeeds; False when a stop was requested. Raises the last RetryLater."""
         attempts, pause_s = self._settings.coordinator.initialization_attempts, 0.2
-        attempt = 0
+        attempt, waits_for = 0, ""
         while True:
             try:
                 step()
                 return True
+            except NotYet as error:
+                # No failure: how long it takes is up to others. Said once for each reason.
+                if str(error) != waits_for:
+                    waits_for = str(error)
+                    _log.info("start waits", extra={"action": "start_waits", "reason": waits_for})
             except RetryLater as error:
-                # NotYet is no failure: how long it takes is up to others.
-                attempt += not isinstance(error, NotYet)
+                attempt += 1
                 if attempt == attempts:
                     raise
                 _log.warning(
-                    "start waits",
-                    extra={"action": "start_waits", "attempt": attempt, "of": attempts, "error": str(error)},
+                    "start failed, will be repeated",
+                    extra={"action": "start_failed", "attempt": attempt, "of": attempts, "error": str(error)},
                 )
             if self._stop_within(pause_s):
                 return False
@@ -477,7 +481,7 @@ class Supervisor:
 
     def _name_next_owners(self) -> None:
         """Initiates the handover of each held lease to a live worker; leases without one are evicted later."""
-        for held, to in self._departure.targets(self._held_leases.all()):
+        for held, to in self._departure.targets(self._held_leases.all(), self._assigner.doubtful_workers()):
             self._held_leases.initiate_handover(held, to)
 
     def _release_the_rest(self) -> None:

@@ -45,6 +45,8 @@ class InMemoryLeaseTable:
         """Keys of broken rows, which a scan reports."""
         self.other_entities: frozenset[str] = frozenset()
         """Values of entityType on rows that are no leases."""
+        self.leases_have_entity_type = True
+        """False: the rows are those of a version before 3.5, which writes no entityType."""
         self.has_point_in_time_recovery = False
 
     @property
@@ -102,7 +104,7 @@ class InMemoryLeaseTable:
             self._require_table()
             seen = [self._rows.get(key, self.lag("scan", key)) for key in self._rows.keys()]
             leases = [row for row in seen if row and (stream is None or row.stream_name == str(stream))]
-            lease_type = {"LEASE"} if leases else set()
+            lease_type = {"LEASE"} if leases and self.leases_have_entity_type else set()
             return LeaseListing(
                 leases=tuple(leases), undecodable=self.undecodable, entity_types=self.other_entities | lease_type
             )

@@ -6,13 +6,14 @@ checkpoint that covers it, so a line that is missing was never delivered and a c
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kcl_host.local.engines import Engines
 
@@ -91,6 +92,43 @@ class Counting:
             seen.add((one.shard_id, one.sequence_number))
             assert one.sequence_number > largest.get(one.shard_id, -1), f"{one} came too late"
             largest[one.shard_id] = one.sequence_number
+
+    def stored(self, stream: str = "numbers") -> dict[str, list[int]]:
+        """Sequence numbers of everything in the stream, by shard, in order; shards without records are left out."""
+        stored = self.engines.kinesis.stored_records(stream)
+        return {shard: [int(r.sequence_number) for r in records] for shard, records in stored.items() if records}
+
+    def delivered_in_order(self) -> dict[str, list[int]]:
+        """Sequence numbers of every delivery, by shard, repetitions included."""
+        by_shard: dict[str, list[int]] = {}
+        for one in self.delivered():
+            by_shard.setdefault(one.shard_id, []).append(one.sequence_number)
+        return by_shard
+
+
+class Running:
+    """A host process, killed at the end should it still run, and its log as one object per line."""
+
+    def __init__(self, counting: Counting) -> None:
+        self.counting = counting
+        self.process = counting.start("--log-format", "json")
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def log(self, action: str, **facts: object) -> list[dict[str, Any]]:
+        """The lines of this action that have these facts."""
+        text = self.counting.log.read_text()
+        lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line.startswith("{")]
+        return [line for line in lines if line.get("action") == action and facts.items() <= line.items()]
+
+    def wait_for(self, action: str, limit_s: float = 20.0, **facts: object) -> None:
+        self.counting.wait_until(lambda: self.log(action, **facts), limit_s)
 
 
 def stop(host: subprocess.Popen[bytes], limit_s: float = 30.0) -> int:

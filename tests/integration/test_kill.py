@@ -9,6 +9,7 @@ import os
 import random
 import subprocess
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,16 @@ def kill_for(seconds: float, folder: Path, position: str, seed: int) -> None:
             before = _first_checkpoints(engines, counting, position)
             producer = Producer(engines, "numbers", records_per_s=60)
             producer.start()
+            kills: Counter[str] = Counter()
             until_s = time.monotonic() + seconds
             while time.monotonic() < until_s:
                 time.sleep(rng.uniform(0.2, 5.0))
                 children = psutil.Process(host.pid).children()
                 if children and rng.random() < 0.5:
+                    kills["children"] += 1
                     rng.choice(children).kill()
                 else:
+                    kills["hosts"] += 1
                     host.kill()
                     host.wait()
                     host = counting.start()
@@ -63,6 +67,8 @@ def kill_for(seconds: float, folder: Path, position: str, seed: int) -> None:
             _end(host)
         counting.check_order()
         delivered = counting.delivered()
+        records = len({(d.shard_id, d.sequence_number) for d in delivered})
+        print(f"{seconds:.0f} s, killed {dict(kills)}, {records} records, {len(delivered) - records} repeated")
         for lease in _dynamodb(engines).scan(TableName="counting")["Items"]:
             largest = max(d.sequence_number for d in delivered if d.shard_id == lease["leaseKey"]["S"])
             assert int(lease["checkpoint"]["S"]) <= largest

@@ -5,10 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from kcl_host.config.settings import LeaseSettings
+from kcl_host.config.settings import (
+    ChildSettings,
+    LeaseSettings,
+    RetrievalSettings,
+    ServiceSettings,
+    Settings,
+    StreamSettings,
+    TableSettings,
+)
 from kcl_host.coordination.held_leases import HeldLease, HeldLeases
 from kcl_host.model.lease import Lease
-from kcl_host.model.sequence import AT_TRIM_HORIZON, ExtendedSequenceNumber
+from kcl_host.model.sequence import AT_TRIM_HORIZON, TRIM_HORIZON, ExtendedSequenceNumber, InitialPosition
 from kcl_host.model.worker import WorkerMetricStats
 from tests.fakes.clock import FakeClock
 from tests.fakes.fault import Fault, FaultPlan
@@ -52,6 +60,26 @@ def always(operation: str, fault: Fault) -> FaultPlan:
 def reporting(worker_id: str, clock: FakeClock, **fields: object) -> WorkerMetricStats:
     """The row of a live worker without metrics."""
     return WorkerMetricStats(worker_id=worker_id, last_update_s=int(clock.wall()), **fields)  # type: ignore[arg-type]
+
+
+def settings_of(worker_id: str, **sections: object) -> Settings:
+    service = ServiceSettings(region="us-east-1")
+    values = {
+        "application_name": "app",
+        "worker_id": worker_id,
+        "stream": StreamSettings(name="orders"),
+        "initial_position": InitialPosition(kind=TRIM_HORIZON),
+        "child": ChildSettings(command=("child",)),
+        "kinesis": service,
+        "dynamodb": service,
+        "cloudwatch": service,
+        "lease_table": TableSettings(name="app"),
+        "coordinator_table": TableSettings(name="app-CoordinatorState"),
+        "worker_metrics_table": TableSettings(name="app-WorkerMetricStats"),
+        "retrieval": RetrievalSettings(mode="POLLING", mode_reason="test"),
+        **sections,
+    }
+    return Settings(**values)  # type: ignore[arg-type]
 
 
 class Worker:

@@ -619,6 +619,17 @@ def test_the_policy_exit_stops_the_worker_and_restarts_nothing() -> None:
     assert rig.row.lease_owner is None
 
 
+@REASONS
+def test_the_policy_exit_is_for_workers_that_are_to_go_on(reason: ShutdownReason) -> None:
+    def script(child: ModelChild, message: dict[str, Any]) -> None:
+        rig.consumer.stop(reason)
+        child.exit()
+
+    rig = Rig(script=script, settings=with_child(failure_policy="exit"))
+    rig.finish()
+    assert_left(rig, reason)
+
+
 def test_a_checkpoint_refused_for_its_credentials_is_answered() -> None:
     """The child waits for an answer: without one the dialogue would stand still for ever, and its batches be lost."""
     rig = Rig()
@@ -679,6 +690,7 @@ def test_a_child_that_checkpoints_the_end_and_dies_is_not_needed_any_more() -> N
     rig.end_shard()
     rig.finish()
     assert len(rig.children) == 1 and rig.shard_ends == 1 and rig.child.ended
+    assert rig.consumer.status().child_failures == 0, "nothing waits for a restart"
 
 
 def test_an_end_whose_answer_was_lost_needs_no_other_child() -> None:

@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -52,7 +51,7 @@ class Nasty(CountRecords):
         os._exit(7)
 
     def exits_while_idle(self, checkpointer: Checkpointer) -> None:
-        threading.Timer(0.2, os._exit, (4,)).start()
+        stdin.is_last = True
 
     def prints_100_mb_of_noise(self, checkpointer: Checkpointer) -> None:
         for _ in range(100):
@@ -107,6 +106,17 @@ class Nasty(CountRecords):
         os._exit(0)
 
 
+class Stdin:
+    """Standard input; the process ends when it would read on after `is_last` was set."""
+
+    is_last = False
+
+    def readline(self) -> bytes:
+        if self.is_last:
+            os._exit(4)
+        return sys.stdin.buffer.readline()
+
+
 def say(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
@@ -126,4 +136,5 @@ if __name__ == "__main__":
         done.touch()
         sys.exit(3)
     out = os.open(os.environ["KCL_DEMO_OUT"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    run(Nasty(out, habit, done), sys.stdin.buffer, sys.stdout.buffer)
+    stdin = Stdin()
+    run(Nasty(out, habit, done), stdin, sys.stdout.buffer)
