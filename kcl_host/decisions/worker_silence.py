@@ -26,7 +26,7 @@ def note_silence(
 
     A worker is silent from the moment at which every lease it may heartbeat has expired, and it has at least one,
     until its row is written again or is gone, or one of its leases moves. `observer` is the worker that asks: never
-    silent to itself, and when its own leases have all expired as well, the fault is the table's and nobody falls silent.
+    silent to itself, and when its own leases have all expired too, the fault is the table's and nobody falls silent.
     """
     owners: dict[str | None, bool] = {}
     for t in tracked.values():

@@ -294,8 +294,10 @@ class Supervisor:
         self._periodic("renewal", self._renewal.run_once)
         if not self._retrying(self._lead):
             return False
-        self._periodic("report", self._report.run_once, fatal=(TwinWorker,))
-        self._periodic("election", self._election.run_once)
+        # These two have had their first turn.
+        report_s, heartbeat_s = self._settings.worker_metrics.report_interval_s, self._settings.lock.heartbeat_s
+        self._periodic("report", self._report.run_once, first_in_s=report_s, fatal=(TwinWorker,))
+        self._periodic("election", self._election.run_once, first_in_s=heartbeat_s)
         self._periodic("lead", self._lead)
         self._periodic("discovery", self._discovery.run_once)
         self._periodic("audit", self._auditor.run_once)
@@ -384,9 +386,16 @@ class Supervisor:
         return SLOW_TASK_CHECK_S
 
     def _periodic(
-        self, name: str, run_once: Callable[[], float | None], fatal: tuple[type[Exception], ...] = ()
+        self,
+        name: str,
+        run_once: Callable[[], float | None],
+        *,
+        first_in_s: float = 0.0,
+        fatal: tuple[type[Exception], ...] = (),
     ) -> None:
-        self._periodics[name] = Periodic(name, run_once, on_fatal=self._fatal, fatal=fatal).start()
+        self._periodics[name] = Periodic(
+            name, run_once, on_fatal=self._fatal, first_in_s=first_in_s, fatal=fatal
+        ).start()
 
     # Run
 

@@ -15,7 +15,7 @@ class Periodic:
     """Calls `run_once` again and again; it returns the seconds until its next turn, None when it is done.
 
     An error that may pass is logged and the turn repeated after `retry_s`; any other one goes to `on_fatal`, once.
-    `daemon` is for turns that only read: the process does not wait for one under way when it ends.
+    The first turn comes after `first_in_s`. `daemon` is for turns that only read: the process does not wait for one under way when it ends.
     """
 
     def __init__(
@@ -26,12 +26,14 @@ class Periodic:
         on_fatal: Callable[[str, BaseException], None],
         retry_s: float = 1.0,
         fatal: tuple[type[Exception], ...] = (),
+        first_in_s: float = 0.0,
         daemon: bool = False,
     ) -> None:
         self._name = name
         self._run_once = run_once
         self._on_fatal = on_fatal
         self._retry_s = retry_s
+        self._first_in_s = first_in_s
         self._fatal = fatal
         self._wake = threading.Event()
         self._stopped = False
@@ -60,6 +62,8 @@ class Periodic:
         return not self._thread.is_alive()
 
     def _loop(self) -> None:
+        if self._first_in_s:
+            self._wake.wait(self._first_in_s)
         while not self._stopped:
             self._wake.clear()
             try:

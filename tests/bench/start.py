@@ -40,9 +40,8 @@ def main(runs: int, shards: int) -> None:
             known.append(_first_record_s(engines, Path(folder), "second"))
             producer.stop()
         click.echo(f"run {run}/{runs}: new {new[-1]:.2f} s, known {known[-1]:.2f} s")
-    click.echo(
-        f"\nkcl-host {kcl_host.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores, {shards} shards"
-    )
+    versions = f"kcl-host {kcl_host.__version__}, Python {platform.python_version()}"
+    click.echo(f"\n{versions}, {os.cpu_count()} cores, {shards} shards")
     for name, values in (("new application", new), ("known application", known)):
         click.echo(
             f"{name}: median {statistics.median(values):.2f} s, from {min(values):.2f} to {max(values):.2f} s "

@@ -1,4 +1,4 @@
-"""A worker as the holder of leases: every write, every way in which its answer may be lost (spec lease-table 4 to 10)."""
+"""A worker as the holder of leases: every write, every way its answer may be lost (spec lease-table 4 to 10)."""
 
 from __future__ import annotations
 

@@ -46,6 +46,15 @@ def test_a_poke_brings_the_next_turn_now() -> None:
     assert periodic.join(LIMIT_S)
 
 
+def test_the_first_turn_waits_when_it_is_told_to() -> None:
+    turns = Turns(None)
+    periodic = Periodic("t", turns, on_fatal=_never, first_in_s=3600.0).start()
+    assert not turns.all_taken.is_set()
+    periodic.poke()
+    assert periodic.join(LIMIT_S)
+    assert turns.taken == 1
+
+
 def test_stop_ends_a_long_pause() -> None:
     turns = Turns(3600.0)
     periodic = Periodic("t", turns, on_fatal=_never).start()
