@@ -261,22 +261,14 @@ class HeldLeases:
                 pending = msgspec.structs.replace(held.lease, lease_owner=to, checkpoint_owner=self._worker_id)
                 held.lease, held.handover_since_s = pending, self._clock.monotonic()
 
-    def complete_handover(self, held: HeldLease) -> str | None:
-        """Gives a lease with a pending handover to its named next owner, who is returned.
+    def give_away(self, held: HeldLease) -> str | None:
+        """Completes the handover to the next owner, if one is named, else gives the lease up to whom the leader likes.
 
-        None when somebody else changed the row before us; either way the lease is not ours any more.
-        Raises RetryLater when the outcome is open: call again.
+        The next owner; None when there is none, or somebody else changed the row before us. Either way the lease is
+        not ours any more. Raises RetryLater when the outcome is open: call again.
         """
         with held.lock:
             return self._give_up(held)
-
-    def evict(self, held: HeldLease) -> None:
-        """Gives the lease up, so that whoever leads assigns it at once; to its next owner, should one be named.
-
-        Raises RetryLater when the outcome is open: call again.
-        """
-        with held.lock:
-            self._give_up(held)
 
     def _give_up(self, held: HeldLease) -> str | None:
         """Writes that the lease is not ours any more, and forgets it; returns its next owner if one is named."""

@@ -332,12 +332,11 @@ class ShardConsumer:
         held_leases = self._services.held_leases
         if not held_leases.is_held(self.held):
             return
-        if self.held.lease.is_handover_pending:
-            target = held_leases.complete_handover(self.held)
-            self._log.info("lease handed over", extra={"action": "lease_handed_over", "to": target})
-        else:
-            held_leases.evict(self.held)
+        target = held_leases.give_away(self.held)
+        if target is None:
             self._log.info("lease released", extra={"action": "lease_released"})
+        else:
+            self._log.info("lease handed over", extra={"action": "lease_handed_over", "to": target})
 
     # SHUTTING_DOWN
 

@@ -12,6 +12,7 @@ import random
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final, Literal
 
 import msgspec
@@ -55,6 +56,8 @@ from kcl_host.runtime.threads import ConsumerThread, Periodic
 
 _log = logging.getLogger(__name__)
 
+LAST_TURN_S: Final = 1.0
+"""So long the stop waits for a turn of the leader, or of discovery, that is under way."""
 STREAM_READY: Final = ("ACTIVE", "UPDATING")
 SLOW_TASK_CHECK_S: Final = 1.0
 """Java looks as often, and warns each time."""
@@ -291,13 +294,13 @@ class Supervisor:
         for step in (self._find_stream, self._metadata.prepare, self._report.run_once, self._election.run_once):
             if not self._retrying(step):
                 return False
-        self._periodic("renewal", self._renewal.run_once)
-        if not self._retrying(self._lead):
-            return False
-        # These two have had their first turn.
+        # These two have had their first turn. The lock and the first leases must not wait for a long first shard sync.
         report_s, heartbeat_s = self._settings.worker_metrics.report_interval_s, self._settings.lock.heartbeat_s
         self._periodic("report", self._report.run_once, first_in_s=report_s, fatal=(TwinWorker,))
         self._periodic("election", self._election.run_once, first_in_s=heartbeat_s)
+        self._periodic("renewal", self._renewal.run_once)
+        if not self._retrying(self._lead):
+            return False
         self._periodic("lead", self._lead)
         self._periodic("discovery", self._discovery.run_once)
         self._periodic("audit", self._auditor.run_once)
@@ -454,6 +457,10 @@ class Supervisor:
                 self._periodics[name].stop()
         _attempt("announce that this worker leaves", self._report.announce_leaving)
         _attempt("release the leader lock", self._election.release)
+        for name in ("lead", "discovery"):
+            # A turn under way may still take up a lease; what it took must be known before we give everything away.
+            if name in self._periodics:
+                self._periodics[name].join(LAST_TURN_S)
         reason = ShutdownReason.REQUESTED if give_away else ShutdownReason.LEASE_LOST
         if give_away and self._threads:
             _attempt("name the next owners of the leases", self._name_next_owners)
@@ -466,7 +473,7 @@ class Supervisor:
             child = self._settings.child
             self._await_consumers(self._clock.monotonic() + child.term_deadline_s + child.close_deadline_s)
         if give_away:
-            _attempt("release the leases of finished shards", self._release_the_rest)
+            self._release_the_rest()
             _attempt("release what arrived meanwhile", self._release_late_arrivals)
             _attempt("expire the metrics of this worker", self._report.expire)
         return in_time
@@ -495,12 +502,12 @@ class Supervisor:
 
     def _release_the_rest(self) -> None:
         for held in self._held_leases.all():
-            self._held_leases.evict(held)
+            _attempt("release a lease", partial(self._held_leases.give_away, held))
 
     def _release_late_arrivals(self) -> None:
         for lease in self._discovery.leases_named_ours():
             if not lease.is_handover_pending:
-                self._lease_table.evict(lease)
+                _attempt("release a late arrival", partial(self._lease_table.evict, lease))
 
     def _stop_threads(self) -> None:
         for consumer in self._consumers.values():

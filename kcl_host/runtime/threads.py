@@ -15,7 +15,8 @@ class Periodic:
     """Calls `run_once` again and again; it returns the seconds until its next turn, None when it is done.
 
     An error that may pass is logged and the turn repeated after `retry_s`; any other one goes to `on_fatal`, once.
-    The first turn comes after `first_in_s`. `daemon` is for turns that only read: the process does not wait for one under way when it ends.
+    The first turn comes after `first_in_s`. `daemon` is for turns that only read: the process does not wait for one
+    under way when it ends.
     """
 
     def __init__(

@@ -194,9 +194,9 @@ class Holder(RuleBasedStateMachine):
                 self.held_leases.initiate_handover(held, OTHER)
                 return
             elif held.lease.is_handover_pending:
-                self.held_leases.complete_handover(held)
+                self.held_leases.give_away(held)
             else:
-                self.held_leases.evict(held)
+                self.held_leases.give_away(held)
         except RetryLater:
             return
         assert not self.held_leases.is_held(held)
@@ -237,8 +237,8 @@ class Holder(RuleBasedStateMachine):
         assert self.held_leases.checkpoint(held, ExtendedSequenceNumber("999")).error == "ShutdownException"
         assert self.held_leases.renew(held, 0.0) == "lost"
         self.held_leases.initiate_handover(held, OTHER)
-        self.held_leases.evict(held)
-        assert self.held_leases.complete_handover(held) is None
+        self.held_leases.give_away(held)
+        assert self.held_leases.give_away(held) is None
         assert self.table.rows == rows
         assert dict(self.table.requests) == requests
 
@@ -316,4 +316,4 @@ class Holder(RuleBasedStateMachine):
 
 
 TestHolder = Holder.TestCase
-TestHolder.settings = settings(deadline=None, max_examples=150, stateful_step_count=50)
+TestHolder.settings = settings(deadline=None, max_examples=300, stateful_step_count=50)

@@ -122,7 +122,7 @@ class FleetWorker:
         self.discovery.take_up(row, read_at_s)
 
     def hand_over(self, held: HeldLease) -> None:
-        self.held_leases.complete_handover(held)
+        self.held_leases.give_away(held)
 
     def turn(self, name: str) -> None:
         try:
@@ -327,6 +327,38 @@ def test_the_leases_of_a_crashed_worker_move_after_they_have_expired() -> None:
     assert 10.0 < fleet.clock.monotonic() - crashed_at_s + HEARTBEAT_S
     fleet.live(2.0)
     assert len(fleet.workers[ME].held_leases.all()) == 4
+
+
+def test_a_worker_that_was_killed_is_given_nothing_although_its_metrics_are_fresh() -> None:
+    fleet = a_fleet(ME, OTHER, leases=unowned(4))
+    fleet.live(60.0)
+    del fleet.workers[OTHER]
+    fleet.live(41.0)
+    assert fleet.clock.wall() - (fleet.metrics.rows[OTHER].last_update_s or 0) < 60.0
+    assert set(fleet.owners().values()) == {ME}
+    given: list[Lease | None] = []
+    fleet.leases.watch = lambda operation, old, new: given.append(new) if new and new.lease_owner == OTHER else None
+    fleet.live(120.0)
+    assert given == []
+
+
+def test_a_lease_just_assigned_has_a_whole_interval_until_it_must_move() -> None:
+    """A Java worker needs up to 13.3 s to discover and to renew it; a pass may come at any time."""
+    fleet = a_fleet(ME, leases=(lease("s0", owner=None, counter=0),))
+    fleet.report(OTHER)
+    fleet.metrics.rows[ME] = reporting(ME, fleet.clock, properties={"state": "TERMINATING"})
+    worker = fleet.workers[ME]
+    del worker.due_s["report"], worker.due_s["lead"]
+    worker.lead_now()
+    worker.assigner.run_once()
+    assert fleet.owners() == {"s0": OTHER}
+    fleet.report(THIRD)
+    fleet.live(15.0)
+    worker.assigner.run_once()
+    assert fleet.owners() == {"s0": OTHER}
+    fleet.live(5.1)
+    worker.assigner.run_once()
+    assert fleet.owners() == {"s0": THIRD}
 
 
 def test_after_the_crash_of_the_leader_the_observation_starts_before_the_lock_expires() -> None:

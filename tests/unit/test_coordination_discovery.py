@@ -196,7 +196,7 @@ def test_a_row_read_before_we_gave_the_lease_away_is_not_taken_up(worker: Discov
             worker.discovery.take_up(worker.table.rows["s1"], worker.clock.monotonic())
             stale = worker.table.rows["s1"]
             worker.clock.advance(1.0)
-            worker.held_leases.evict(worker.found[0])
+            worker.held_leases.give_away(worker.found[0])
             worker.table.put(stale)  # What the read sees.
         return None
 

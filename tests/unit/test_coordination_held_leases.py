@@ -42,14 +42,14 @@ def test_a_row_read_before_the_lease_was_given_away_is_not_taken_up_again(worker
     held = worker.hold()
     stale, read_at_s = worker.table.rows["s1"], worker.clock.monotonic()
     worker.clock.advance(0.1)
-    worker.held_leases.evict(held)
+    worker.held_leases.give_away(held)
     assert worker.held_leases.add(stale, read_at_s) is None
     assert worker.held_leases.get("s1") is None
 
 
 def test_a_row_read_after_that_is_taken_up_under_a_new_token(worker: Worker) -> None:
     held = worker.hold()
-    worker.held_leases.evict(held)
+    worker.held_leases.give_away(held)
     worker.clock.advance(0.1)
     row = worker.table.assign(worker.table.rows["s1"], ME).row
     assert row is not None
@@ -428,9 +428,9 @@ def test_a_handover_is_completed_and_repeated_until_certain(worker: Worker, faul
     worker.table.faults = befall("assign", fault)
     if fault is not None:
         with pytest.raises((Unavailable, Throttled)):
-            worker.held_leases.complete_handover(held)
+            worker.held_leases.give_away(held)
         assert worker.held_leases.is_held(held)
-    assert worker.held_leases.complete_handover(held) == OTHER
+    assert worker.held_leases.give_away(held) == OTHER
     assert worker.table.rows["s1"] == lease(owner=OTHER, counter=5)
     assert not worker.held_leases.is_held(held)
     assert worker.lost == []
@@ -442,9 +442,9 @@ def test_a_handover_in_doubt_that_the_next_owner_has_taken_up_is_done(worker: Wo
     worker.held_leases.renew(held, 0.0)
     worker.table.faults = befall("assign", ANSWER_LOST)
     with pytest.raises(Unavailable):
-        worker.held_leases.complete_handover(held)
+        worker.held_leases.give_away(held)
     assert worker.table.renew(worker.table.rows["s1"], None).applied
-    assert worker.held_leases.complete_handover(held) == OTHER
+    assert worker.held_leases.give_away(held) == OTHER
     assert worker.table.rows["s1"].lease_counter == 6
 
 
@@ -453,7 +453,7 @@ def test_a_handover_that_somebody_else_decided_otherwise(worker: Worker) -> None
     announce(worker)
     worker.held_leases.renew(held, 0.0)
     assert worker.table.assign(worker.table.rows["s1"], THIRD).applied
-    assert worker.held_leases.complete_handover(held) is None
+    assert worker.held_leases.give_away(held) is None
     assert worker.table.rows["s1"].lease_owner == THIRD
     assert not worker.held_leases.is_held(held)
 
@@ -463,7 +463,7 @@ def test_an_earlier_incarnation_gives_nothing_away(worker: Worker) -> None:
     worker.held_leases.drop(held)
     worker.clock.advance(0.1)
     again = worker.hold(worker.table.rows["s1"])
-    worker.held_leases.evict(held)
+    worker.held_leases.give_away(held)
     assert worker.table.rows["s1"].lease_owner == ME
     assert worker.held_leases.is_held(again)
 
@@ -474,9 +474,9 @@ def test_a_lease_is_evicted_and_repeated_until_certain(worker: Worker, fault: Fa
     worker.table.faults = befall("evict", fault)
     if fault is not None:
         with pytest.raises((Unavailable, Throttled)):
-            worker.held_leases.evict(held)
+            worker.held_leases.give_away(held)
         assert worker.held_leases.is_held(held)
-    worker.held_leases.evict(held)
+    worker.held_leases.give_away(held)
     assert worker.table.rows["s1"] == lease(owner=None, counter=4)
     assert not worker.held_leases.is_held(held)
 
@@ -485,9 +485,9 @@ def test_a_lease_evicted_in_doubt_and_assigned_elsewhere_stays_there(worker: Wor
     held = worker.hold()
     worker.table.faults = befall("evict", ANSWER_LOST)
     with pytest.raises(Unavailable):
-        worker.held_leases.evict(held)
+        worker.held_leases.give_away(held)
     worker.table.assign(worker.table.rows["s1"], OTHER)
-    worker.held_leases.evict(held)
+    worker.held_leases.give_away(held)
     assert worker.table.rows["s1"] == lease(owner=OTHER, counter=5, owner_switches_since_checkpoint=0)
 
 
@@ -498,15 +498,15 @@ def test_an_eviction_that_meets_a_handover_just_announced_completes_it(worker: W
     worker.table.faults = befall("assign", fault)
     if fault is not None:
         with pytest.raises(Unavailable):
-            worker.held_leases.evict(held)
-    worker.held_leases.evict(held)
+            worker.held_leases.give_away(held)
+    worker.held_leases.give_away(held)
     assert worker.table.rows["s1"] == lease(owner=OTHER, counter=4)
 
 
 def test_completing_a_handover_that_was_taken_back_does_not_keep_the_lease(worker: Worker) -> None:
     """Between the consumer's look and its write a renewal in doubt may have shown a row without a handover."""
     held = worker.hold()
-    assert worker.held_leases.complete_handover(held) is None
+    assert worker.held_leases.give_away(held) is None
     assert worker.table.rows["s1"].lease_owner is None
 
 
@@ -520,7 +520,7 @@ def test_naming_the_next_owner(worker: Worker, fault: Fault | None) -> None:
     assert worker.held_leases.renew(held, 0.0) == "renewed"
     assert held.lease == worker.table.rows["s1"]
     assert held.lease.is_handover_pending == named
-    worker.held_leases.evict(held)
+    worker.held_leases.give_away(held)
     assert worker.table.rows["s1"].lease_owner == (OTHER if named else None)
 
 
@@ -543,7 +543,7 @@ def test_no_next_owner_is_named_for_a_lease_that_is_gone(worker: Worker) -> None
 def test_a_lease_lost_while_it_is_given_away(worker: Worker) -> None:
     held = worker.hold()
     worker.table.faults = before("evict", lambda: worker.table.put(lease(owner=OTHER, counter=9)))
-    worker.held_leases.evict(held)
+    worker.held_leases.give_away(held)
     assert worker.table.rows["s1"] == lease(owner=OTHER, counter=9)
     assert not worker.held_leases.is_held(held)
 
@@ -645,7 +645,7 @@ def test_threads_neither_deadlock_nor_write_after_the_loss() -> None:
         if held_leases.checkpoint(held, ExtendedSequenceNumber(str(position))).error is None:
             acknowledged[key] = position
         if held.lease.is_handover_pending:
-            held_leases.complete_handover(held)
+            held_leases.give_away(held)
 
     def lead(rng: random.Random) -> None:
         row = worker.table.rows[rng.choice(("s1", "s2"))]

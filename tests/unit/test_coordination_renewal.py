@@ -117,7 +117,7 @@ def test_every_round_tells_of_a_pending_handover_as_long_as_it_lasts(worker: Ren
     worker.clock.advance(4.0)
     worker.renewal.run_once()
     assert worker.handovers == [held, held]
-    worker.held_leases.complete_handover(held)
+    worker.held_leases.give_away(held)
     worker.clock.advance(4.0)
     worker.renewal.run_once()
     assert len(worker.handovers) == 2
@@ -160,7 +160,7 @@ def test_a_lease_left_out_behind_a_checkpoint_comes_before_the_next_round() -> N
 def test_a_lease_given_away_during_the_round_is_left_alone(worker: Renewing) -> None:
     first, second = worker.hold(lease("s2")), worker.hold(lease("s1"))
     worker.table.faults = lambda operation, key: (
-        worker.held_leases.evict(second) if (operation, key) == ("renew", "s2") else None
+        worker.held_leases.give_away(second) if (operation, key) == ("renew", "s2") else None
     )
     worker.renewal.run_once()
     assert worker.table.rows["s1"] == lease("s1", owner=None, counter=4)
