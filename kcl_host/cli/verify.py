@@ -24,12 +24,13 @@ from kcl_host.config.settings import ChildSettings
 from kcl_host.decisions import checkpoint
 from kcl_host.errors import ChildError, ChildExited, ChildStartFailed
 from kcl_host.model.sequence import ExtendedSequenceNumber
-from kcl_host.multilang.dialogue import ActionDone, CheckpointRequested, Dialogue, Event, Noise, State
+from kcl_host.multilang.dialogue import ActionDone, CheckpointRequested, Dialogue, Event, Noise
 from kcl_host.multilang.messages import (
     Action,
     CheckpointAnswer,
     CheckpointRequest,
     Initialize,
+    LeaseLost,
     ProcessRecords,
     ShardEnded,
     decode_host_line,
@@ -182,7 +183,7 @@ class Session:
             try:
                 child.idle(None, self._receive, _STRAY_OUTPUT_S)
             except ChildExited:
-                if self._dialogue.state is not State.FINISHED:
+                if not isinstance(step.action, LeaseLost | ShardEnded):  # after these two it may go
                     raise
 
     def _receive(self, data: bytes) -> Reply:
