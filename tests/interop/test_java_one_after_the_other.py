@@ -293,7 +293,6 @@ def test_each_takes_over_what_the_other_left_without_a_word(application: Applica
         run.assert_content()
 
 
-@pytest.mark.xfail(strict=True, reason="the leader takes a fresh metrics row for a live worker, as Java's does")
 def test_a_java_worker_that_has_stopped_is_given_no_leases(application: Application) -> None:
     """Its metrics row stays fresh for up to a minute at the default interval, and nobody is there any more."""
     application.intervals["workerMetricsReporterFreqInMillis"] = "30000"
