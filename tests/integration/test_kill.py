@@ -33,7 +33,7 @@ def test_kills_at_random_moments(tmp_path: Path, position: str) -> None:
 
 @pytest.mark.parametrize("position", ["TRIM_HORIZON", "LATEST"])
 def test_a_few_kills(tmp_path: Path, position: str) -> None:
-    kill_for(5, tmp_path, position, seed=1)
+    kill_for(4, tmp_path, position, seed=1)
 
 
 def kill_for(seconds: float, folder: Path, position: str, seed: int) -> None:

@@ -316,4 +316,4 @@ class Holder(RuleBasedStateMachine):
 
 
 TestHolder = Holder.TestCase
-TestHolder.settings = settings(deadline=None, max_examples=300, stateful_step_count=50)
+TestHolder.settings = settings(deadline=None, max_examples=120, stateful_step_count=50)
