@@ -228,9 +228,12 @@ class Derivation:
         if "interval_s" not in self._tree.setdefault("assignment", {}):
             self._put("assignment.interval_s", 2 * failover_s)
             self.derived["leaseAssignmentIntervalMillis"] = (f"{2000 * failover_s:.0f}", "derived")
+        # One request that hangs must leave time for the next try before the lease expires.
+        request_s = min(3.0, max(1.0, failover_s / 3))
+        self._put("lease.request_timeout_s", request_s)
         if (bound_s := self.value("dynamoDbRequestTimeout")) is not None:
             if bound_s > 0:
-                self._put("lease.request_timeout_s", min(3.0, bound_s))
+                self._put("lease.request_timeout_s", min(request_s, bound_s))
             else:
                 text = "dynamoDbRequestTimeout must be longer than nothing"
                 self._report.error("dynamoDbRequestTimeout", text, self._line("dynamoDbRequestTimeout"))

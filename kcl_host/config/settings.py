@@ -78,7 +78,8 @@ class LeaseSettings(msgspec.Struct, frozen=True, kw_only=True):
     scan_segments: int = 0
     """0: by table size."""
     request_timeout_s: float = 3.0
-    """Read time-out of lease and lock requests; dynamoDbRequestTimeout is an upper bound only."""
+    """Read time-out of lease and lock requests: a third of failoverTimeMillis, between 1 and 3 s;
+    dynamoDbRequestTimeout is an upper bound only."""
 
     @property
     def renewal_interval_s(self) -> float:

@@ -79,18 +79,20 @@ class Election:
         """Deletes the lock item if it is ours, and stays out of the election for `pause_s`, by default for good."""
         with self._lock:
             held, self._held, self._seen = self._held, None, None
+            if held is not None:
+                self._attempts[held.record_version_number] = held.taken_at_s  # Until it is certain to be gone.
             self._paused_until_s = self._clock.monotonic() + pause_s
             for _ in range(RELEASE_TRIES):
                 try:
                     if self._delete(held):
                         _log.info("leader lock released", extra={"action": "leader_released"})
+                    self._attempts.clear()
                     break
                 except RetryLater as error:
                     _log.warning(
                         "leader lock not released, it may have to expire",
                         extra={"action": "leader_release_failed", "error": str(error)},
                     )
-            self._attempts.clear()
 
     def _delete(self, held: HeldLock | None) -> bool:
         """Deletes our item, also one that bears a version whose answer was lost."""
@@ -113,6 +115,7 @@ class Election:
         version, before_s = self._new_version(), self._clock.monotonic()
         if not held.is_valid(before_s):
             self._lose("not renewed in time")
+            self._attempts[held.record_version_number] = held.taken_at_s
             return True
         self._attempts[version] = before_s
         try:

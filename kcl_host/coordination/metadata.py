@@ -184,9 +184,16 @@ class Metadata:
             # It was a 2.x application's, which has no index.
             self._lease_table.create_index()
             return
+        in_doubt = self._created is None
         if self._lease_table.describe() is None:
             self._created = None
-            self._created = self._lease_table.create_table()
+            if self._lease_table.create_table():
+                self._created, in_doubt = True, False
+            elif not in_doubt:
+                self._created = False
+        if in_doubt:
+            # An earlier request of ours may have created it after all: the next look tells by its index.
+            raise NotYet("the lease table is being created")
         self._lost_create = not self._created
         if self._lost_create:
             raise NotYet("another worker is creating the lease table")

@@ -345,7 +345,12 @@ class ShardConsumer:
         if self.handoff.stop_reason == ShutdownReason.REQUESTED:
             self._transfer()
         # It may have expired by our clock only, or its row be of no use: without a consumer nobody may renew it.
-        self._services.held_leases.drop(self.held)
+        if self._services.held_leases.drop(self.held):
+            extra = {
+                "action": "lease_lost",
+                "reason": "not renewed for longer than failoverTimeMillis, or no usable row",
+            }
+            self._log.warning("lease lost", extra=extra)
         if self._session is not None:
             try:
                 self._session.lease_lost()

@@ -353,6 +353,8 @@ def test_values_land_in_seconds() -> None:
     assert settings.worker_metrics.stale_after_s == 3600.0
     assert settings.lease.request_timeout_s == 1.5
     assert load({"dynamoDbRequestTimeout": "PT60S"}).settings.lease.request_timeout_s == 3.0
+    assert load({"failoverTimeMillis": "4500"}).settings.lease.request_timeout_s == 1.5
+    assert load({"failoverTimeMillis": "1000"}).settings.lease.request_timeout_s == 1.0
 
 
 def test_reads_are_at_least_200_ms_apart() -> None:

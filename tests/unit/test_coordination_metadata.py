@@ -12,6 +12,7 @@ import pytest
 from kcl_host.config.settings import CoordinatorSettings, TableSettings
 from kcl_host.coordination.metadata import Metadata, NotYet
 from kcl_host.errors import ConfigurationError, MetadataConflict, RetryLater, TableMissing
+from kcl_host.model.lease import TableState
 from kcl_host.model.state import ClientVersionState, LeaderLock
 from tests.fakes.clock import FakeClock
 from tests.fakes.coordinator_table import InMemoryCoordinatorTable
@@ -106,6 +107,30 @@ def test_a_creation_without_an_answer(table: str, fault: Fault) -> None:
     tables = Tables(creation_s=5.0)
     getattr(tables, table).faults = befall("create_table", fault)
     assert prepared(tables.worker(), tables.clock) <= 7.0
+    assert tables.exist == (True, True, True)
+
+
+class SeenLate(InMemoryLeaseTable):
+    """DescribeTable does not show the table for the first looks after it was created."""
+
+    looks_in_vain = 0
+
+    def describe(self) -> TableState | None:
+        if self.looks_in_vain:
+            self.looks_in_vain -= 1
+            return None
+        return super().describe()
+
+
+def test_our_own_creation_without_an_answer_that_is_seen_late_is_not_taken_for_anothers() -> None:
+    tables = Tables()
+    tables.lease = late = SeenLate(tables.clock, exists=False)
+    late.faults = befall("create_table", ANSWER_LOST)
+    worker = tables.worker()
+    with pytest.raises(RetryLater):
+        worker.prepare()
+    late.looks_in_vain = 2
+    assert prepared(worker, tables.clock) <= 3.0
     assert tables.exist == (True, True, True)
 
 
