@@ -32,7 +32,7 @@ from tests.interop.java_daemon import (
     write_properties,
 )
 
-pytestmark = [pytest.mark.interop, pytest.mark.stress]
+pytestmark = pytest.mark.interop
 
 SHARDS = 3
 JAVA_NEW_S, JAVA_KNOWN_S, KCL_HOST_S = 120, 60, 30
@@ -229,6 +229,7 @@ def last_of(run: Run) -> dict[str, int]:
     return {shard_id: got[-1] for shard_id, got in run.delivered().items()}
 
 
+@pytest.mark.stress
 def test_kcl_host_goes_on_after_java_and_java_after_kcl_host(application: Application) -> None:
     with application.java() as java:
         java.wait_until_records_flow(JAVA_NEW_S)
@@ -274,6 +275,7 @@ def test_java_goes_on_in_the_tables_of_kcl_host(application: Application) -> Non
         run.assert_content()
 
 
+@pytest.mark.stress
 def test_each_takes_over_what_the_other_left_without_a_word(application: Application) -> None:
     with application.kcl_host() as killed:
         killed.wait_until_records_flow(KCL_HOST_S)
@@ -293,6 +295,7 @@ def test_each_takes_over_what_the_other_left_without_a_word(application: Applica
         run.assert_content()
 
 
+@pytest.mark.stress
 def test_a_java_worker_that_has_stopped_is_given_no_leases(application: Application) -> None:
     """Its metrics row stays fresh for up to a minute at the default interval, and nobody is there any more."""
     application.intervals["workerMetricsReporterFreqInMillis"] = "30000"
