@@ -6,8 +6,9 @@ outcome, never an exception. No method retries.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -18,6 +19,8 @@ from kcl_host.model.shard import HashKeyRange, Shard, ShardFilter, StreamIdentif
 from kcl_host.model.state import ClientVersionState, LeaderLock
 from kcl_host.model.worker import WorkerMetricStats
 
+Item = TypeVar("Item")
+
 
 class Clock(Protocol):
     def monotonic(self) -> float:
@@ -25,6 +28,84 @@ class Clock(Protocol):
 
     def wall(self) -> float:
         """Epoch seconds, only for what is written to tables or shown to people."""
+
+
+class Lock(Protocol):
+    """A lock that may be held across a remote call: threading.Lock, or in the fleet simulation one of its own time."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
+
+    def release(self) -> None: ...
+
+    def __enter__(self) -> bool: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+NewLock = Callable[[], Lock]
+
+
+class Event(Protocol):
+    """A flag that can be waited for, as threading.Event."""
+
+    def set(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> bool: ...
+
+
+class Signal(Protocol):
+    """A flag that a child's pipes can be polled together with: `fd` is readable while it is set."""
+
+    @property
+    def fd(self) -> int: ...
+
+    def set(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Thread(Protocol):
+    def join(self, timeout: float | None = None) -> None: ...
+
+    def is_alive(self) -> bool: ...
+
+
+class Mailbox(Protocol[Item]):
+    """A queue of one reader, as queue.SimpleQueue; `get` raises queue.Empty after `timeout` seconds."""
+
+    def put(self, item: Item) -> None: ...
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Item: ...
+
+
+class Threads(Protocol):
+    """Everything by which activities run at once and wait for each other.
+
+    Real threads in a worker; in the fleet simulation turns on one thread, in simulated time.
+    """
+
+    def start(self, name: str, body: Callable[[], None], *, daemon: bool = False) -> Thread:
+        """Runs `body` beside the caller. The process does not wait for a daemon when it ends."""
+
+    def lock(self) -> Lock: ...
+
+    def event(self) -> Event: ...
+
+    def signal(self) -> Signal: ...
+
+    def mailbox(self) -> Mailbox[Any]: ...
+
+    def for_each(self, act: Callable[[Item], None], items: Iterable[Item]) -> None:
+        """Calls `act` for each item, several at once, and returns when all are done. `act` must not raise."""
+
+    def close(self) -> None:
+        """No further `for_each`; does not wait."""
 
 
 class LeaseTable(Protocol):
@@ -49,6 +130,12 @@ class LeaseTable(Protocol):
 
     def get(self, lease_key: str) -> Lease | None:
         """Consistent read; None when there is no such lease."""
+
+    def get_all(self, lease_keys: Iterable[str], *, consistent: bool) -> list[Lease]:
+        """Rows of these keys in any order, without those that are not there or cannot be decoded.
+
+        Each row costs half a read unit, a whole one when `consistent`; a scan costs a tenth of that for a row.
+        """
 
     def lease_keys_of(self, worker_id: str) -> list[str]:
         """Keys whose leaseOwner is `worker_id`, through the index (eventually consistent, may be stale)."""
@@ -115,8 +202,11 @@ class WorkerMetricsTable(Protocol):
     def create_table(self) -> bool:
         """False when somebody else created it. Waits until it is ACTIVE either way."""
 
-    def put(self, stats: WorkerMetricStats) -> None:
-        """Unconditional update of the named attributes."""
+    def put(self, stats: WorkerMetricStats) -> int | None:
+        """Unconditional update of the named attributes.
+
+        Returns the last update that the row bore before; None when it bore none, or there was no row.
+        """
 
     def get(self, worker_id: str) -> WorkerMetricStats | None: ...
 

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from botocore.exceptions import ClientError
@@ -44,7 +45,7 @@ from kcl_host.aws.items import (
 )
 from kcl_host.aws.table import Table, string_attributes, throughput
 from kcl_host.config.settings import TableSettings
-from kcl_host.errors import TableMissing, Unavailable
+from kcl_host.errors import TableMissing, Throttled, Unavailable
 from kcl_host.model.lease import Lease, LeaseListing, TableState, WriteOutcome
 from kcl_host.model.sequence import ExtendedSequenceNumber
 from kcl_host.model.shard import HashKeyRange, StreamIdentifier
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
 INDEX: Final = "LeaseOwnerToLeaseKeyIndex"
 SEGMENT_BYTES: Final = 0.2 * 2**30
 MAX_SEGMENTS: Final = 32
+BATCH: Final = 100
+"""Rows of one BatchGetItem at most."""
 _ONE: Final = number(1)
 
 
@@ -151,6 +154,21 @@ class DynamoDbLeaseTable:
     def get(self, lease_key: str) -> Lease | None:
         """Consistent read; None when there is no such lease. Raises Unavailable when the row cannot be decoded."""
         return self._lease_or_none(self._table.get(lease_key))
+
+    def get_all(self, lease_keys: Iterable[str], *, consistent: bool) -> list[Lease]:
+        """Rows of these keys in any order, without those that are not there or cannot be decoded.
+
+        A hundred to a request. What a request leaves undone is asked for again while any of it is answered; Throttled
+        when nothing is.
+        """
+        keys = sorted(set(lease_keys))
+        leases = []
+        for first in range(0, len(keys), BATCH):
+            for item in self._batch([self._table.key(key) for key in keys[first : first + BATCH]], consistent):
+                with suppress(Undecodable):
+                    if is_lease(item):
+                        leases.append(lease_from(item))
+        return leases
 
     def lease_keys_of(self, worker_id: str) -> list[str]:
         """Keys whose leaseOwner is `worker_id`, through the index. Raises TableMissing while it cannot be queried."""
@@ -315,10 +333,22 @@ class DynamoDbLeaseTable:
             key = read_text(item, "leaseKey")
             raise Unavailable(f"lease table {self._table.name}: row {key} cannot be decoded: {error}") from error
 
-    def _scan_segmented(self, request: dict[str, Any]) -> list[Item]:
+    def _batch(self, keys: list[Any], consistent: bool) -> Iterator[Item]:
+        name = self._table.name
+        while keys:
+            with self._table.translated():
+                answer = self._client.batch_get_item(RequestItems={name: {"Keys": keys, "ConsistentRead": consistent}})
+            unprocessed: Mapping[str, Any] = answer.get("UnprocessedKeys", {})
+            left = unprocessed.get(name, {}).get("Keys", [])
+            if len(left) == len(keys):
+                raise Throttled(f"lease table {name}: none of {len(keys)} rows could be read")
+            yield from answer["Responses"].get(name, ())
+            keys = list(left)
+
+    def _scan_segmented(self, request: dict[str, Any]) -> Iterable[Item]:
         segments = self._scan_segments or min(max(math.ceil(self._size_bytes / SEGMENT_BYTES), 1), MAX_SEGMENTS)
         if segments == 1:
-            return list(self._scan(request))
+            return self._scan(request)
         parts = [{**request, "Segment": n, "TotalSegments": segments} for n in range(segments)]
         with ThreadPoolExecutor(segments, "lease-scan") as pool:
             return [item for items in pool.map(lambda part: list(self._scan(part)), parts) for item in items]

@@ -35,10 +35,11 @@ class DynamoDbWorkerMetricsTable:
         """False when somebody else created it. Waits until it is ACTIVE either way."""
         return self._table.create_and_await()
 
-    def put(self, stats: WorkerMetricStats) -> None:
+    def put(self, stats: WorkerMetricStats) -> int | None:
         """Unconditional update of the named attributes; None leaves an attribute alone, as Java does.
 
         `properties` are ours alone: an empty map removes what an earlier run with this worker id has left there.
+        Returns the last update that the row bore before, which costs no read; None when it bore none that can be read.
         """
         sets: dict[str, Any] = {
             "entityType": text("WORKER_METRIC_STATS"),
@@ -57,13 +58,18 @@ class DynamoDbWorkerMetricsTable:
         if not stats.properties:
             update += " REMOVE #properties"
         with self._table.translated():
-            self._client.update_item(
+            answer = self._client.update_item(
                 TableName=self._table.name,
                 Key=self._table.key(stats.worker_id),
                 UpdateExpression=update,
                 ExpressionAttributeNames={f"#{name}": name for name in {**sets, "properties": None}},
                 ExpressionAttributeValues={f":{name}": value for name, value in sets.items()},
+                ReturnValues="ALL_OLD",
             )
+        try:
+            return read_integer(answer.get("Attributes", {}), "lut")
+        except Undecodable:
+            return None
 
     def get(self, worker_id: str) -> WorkerMetricStats | None:
         """Consistent read. Raises Unavailable when the row cannot be decoded."""

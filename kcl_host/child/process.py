@@ -33,6 +33,8 @@ from kcl_host.ports import Reply
 
 _log = logging.getLogger(__name__)
 
+EXTENSIONS = "KCL_HOST_PROTOCOL_EXTENSIONS"
+"""Names the additions to the protocol that are switched on, between commas (protocol/PROTOCOL.md section 12)."""
 _STDIN_PIPE_BYTES = 256 * 1024
 """A larger pipe saves context switches on long lines. Not 1 MiB: one user's pipes may hold 64 MiB together
 (pipe-user-pages-soft); past that every new pipe of that user shrinks to a page or two."""
@@ -45,15 +47,26 @@ _EXIT_POLL_S = 0.1
 
 
 def child_environment(
-    base: Mapping[str, str], *, application: str, stream: str, shard: str, worker: str
+    base: Mapping[str, str],
+    *,
+    application: str,
+    stream: str,
+    shard: str,
+    worker: str,
+    extensions: Sequence[str] = (),
 ) -> dict[str, str]:
-    """The daemon's environment, as in Java, and in addition who the child works for."""
+    """The daemon's environment, as in Java, and in addition who the child works for.
+
+    KCL_HOST_PROTOCOL_EXTENSIONS is there only when there are any, even if the host itself was started with it.
+    """
+    announced = {EXTENSIONS: ",".join(extensions)} if extensions else {}
     return {
-        **base,
+        **{name: value for name, value in base.items() if name != EXTENSIONS},
         "KCL_HOST_APPLICATION": application,
         "KCL_HOST_STREAM": stream,
         "KCL_HOST_SHARD": shard,
         "KCL_HOST_WORKER": worker,
+        **announced,
     }
 
 

@@ -104,6 +104,7 @@ class _Demo:
     def _supervisor(self) -> Supervisor:
         from kcl_host.config.properties import load_settings
         from kcl_host.runtime.clock import SystemClock
+        from kcl_host.runtime.outside import connect
         from kcl_host.runtime.supervisor import Supervisor
 
         path = self._folder / "demo.properties"
@@ -126,7 +127,10 @@ class _Demo:
             + "\n"
         )
         loaded = load_settings(str(path), environ=os.environ, random_suffix=secrets.token_hex(2), hostname="demo")
-        return Supervisor(loaded.settings, environ=dict(os.environ), clock=SystemClock(), rng=random.Random())
+        return Supervisor(
+            loaded.settings,
+            connect(loaded.settings, environ=dict(os.environ), clock=SystemClock(), rng=random.Random()),
+        )
 
     def _host(self, supervisor: Supervisor) -> None:
         try:

@@ -93,9 +93,13 @@ def read_settings(path: Path) -> Loaded:
 
 def serve(loaded: Loaded) -> int:
     from kcl_host.runtime.clock import SystemClock
+    from kcl_host.runtime.outside import connect
     from kcl_host.runtime.supervisor import StoppedAtOnce, Supervisor
 
-    supervisor = Supervisor(loaded.settings, environ=dict(os.environ), clock=SystemClock(), rng=random.Random())
+    supervisor = Supervisor(
+        loaded.settings,
+        connect(loaded.settings, environ=dict(os.environ), clock=SystemClock(), rng=random.Random()),
+    )
     received: list[int] = []
 
     def on_signal(number: int, _: FrameType | None) -> None:

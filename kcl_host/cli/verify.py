@@ -24,17 +24,27 @@ from kcl_host.config.settings import ChildSettings
 from kcl_host.decisions import checkpoint
 from kcl_host.errors import ChildError, ChildExited, ChildStartFailed
 from kcl_host.model.sequence import ExtendedSequenceNumber
-from kcl_host.multilang.dialogue import ActionDone, CheckpointRequested, Dialogue, Event, Noise
+from kcl_host.multilang.dialogue import (
+    ActionDone,
+    CheckpointRequested,
+    Dialogue,
+    Event,
+    Noise,
+    PrepareCheckpointRequested,
+)
 from kcl_host.multilang.messages import (
+    PREPARE_CHECKPOINT,
     Action,
     CheckpointAnswer,
     CheckpointRequest,
     Initialize,
     LeaseLost,
+    PrepareCheckpointRequest,
     ProcessRecords,
     ShardEnded,
     decode_host_line,
     encode_line,
+    with_prepared,
 )
 from kcl_host.multilang.transcript import Transcript, parse_transcript
 from kcl_host.ports import Child, Reply
@@ -85,22 +95,32 @@ def protocol_folder() -> Traversable:
     return installed if installed.is_dir() else Path(kcl_host.__file__).parents[1] / "protocol"
 
 
-def load_sessions() -> list[Transcript]:
-    """The transcripts to play, in the order of their files' numbers, which are not part of their names."""
-    files = sorted((protocol_folder() / "transcripts").iterdir(), key=lambda f: f.name)
+def load_sessions(extensions: Sequence[str] = ()) -> list[Transcript]:
+    """The transcripts to play, in the order of their files' numbers, which are not part of their names.
+
+    Those of an extension are in a folder of its name and come last.
+    """
+    folder = protocol_folder() / "transcripts"
     return [
         parse_transcript(f.name.removesuffix(".txt").partition("-")[2], f.read_text("utf-8"))
-        for f in files
+        for place in (folder, *(folder / extension for extension in extensions))
+        for f in sorted(place.iterdir(), key=lambda f: f.name)
         if f.name.endswith(".txt")
     ]
 
 
-def steps_of(transcript: Transcript) -> list[Step]:
+def steps_of(transcript: Transcript, extensions: Sequence[str] = ()) -> list[Step]:
     """The host's part: what it sends by itself. The end of the session closes stdin."""
     steps: list[Step] = []
     for entry in transcript.entries:
         if entry.who == "host" and entry.text is not None:
             message = decode_host_line(entry.text)
+            if (
+                PREPARE_CHECKPOINT in extensions
+                and isinstance(message, Initialize)
+                and message.pending_checkpoint_sequence_number is msgspec.UNSET
+            ):
+                message = with_prepared(message, None)
             if isinstance(message, CheckpointAnswer):
                 steps[-1] = msgspec.structs.replace(steps[-1], answers=(*steps[-1].answers, message.error))
             else:
@@ -111,15 +131,18 @@ def steps_of(transcript: Transcript) -> list[Step]:
 class Session:
     """One process of the command, led through one transcript. `run` is called once."""
 
-    def __init__(self, transcript: Transcript, command: Sequence[str], timeout_s: float) -> None:
+    def __init__(
+        self, transcript: Transcript, command: Sequence[str], timeout_s: float, extensions: Sequence[str] = ()
+    ) -> None:
         self._transcript = transcript
+        self._extensions = extensions
         self._settings = ChildSettings(
             command=tuple(command),
             close_deadline_s=min(timeout_s, ChildSettings(command=()).close_deadline_s),
             term_deadline_s=1.0,
         )
         self._timeout_s = timeout_s
-        self._dialogue = Dialogue()
+        self._dialogue = Dialogue(extensions=extensions)
         self._action = ""
         self._answers: deque[str | None] = deque()
         self._position = checkpoint.started(ExtendedSequenceNumber("TRIM_HORIZON"))
@@ -135,7 +158,12 @@ class Session:
         child = start_child(
             self._settings.command,
             env=child_environment(
-                os.environ, application="verify", stream="verify", shard=self._transcript.name, worker="verify"
+                os.environ,
+                application="verify",
+                stream="verify",
+                shard=self._transcript.name,
+                worker="verify",
+                extensions=self._extensions,
             ),
             settings=self._settings,
             on_stderr=self._stderr.append,
@@ -167,7 +195,7 @@ class Session:
         )
 
     def _play(self, child: Child) -> None:
-        for step in steps_of(self._transcript):
+        for step in steps_of(self._transcript, self._extensions):
             self._action = step.action.action
             self._answers = deque(step.answers)
             match step.action:
@@ -213,13 +241,25 @@ class Session:
 
     def _judge(self, request: CheckpointRequested) -> str | None:
         """The error to answer with; what is wrong with the request goes into the report."""
+        state: bytes | checkpoint.Refused | None = None
         line = encode_line(
             CheckpointRequest(sequence_number=request.sequence_number, sub_sequence_number=request.sub_sequence_number)
         )
+        if isinstance(request, PrepareCheckpointRequested):
+            state = checkpoint.parse_state(request.application_state)
+            line = encode_line(
+                PrepareCheckpointRequest(
+                    sequence_number=request.sequence_number,
+                    sub_sequence_number=request.sub_sequence_number,
+                    application_state=request.application_state,
+                )
+            )
         if not request.allowed:
             self._notes.append(f"asks for a checkpoint in {self._action}, where it is always refused")
             return "InvalidStateException"
         decision = checkpoint.resolve(self._position, request.sequence_number, request.sub_sequence_number)
+        if isinstance(state, checkpoint.Refused):
+            decision = state
         if isinstance(decision, checkpoint.Refused):
             if request.sub_sequence_number is None and request.sequence_number == self._position.last.sequence_number:
                 # Most clients have no way to say more; Java refuses it as well, and a later record makes up for it.
@@ -228,7 +268,7 @@ class Session:
             self._deviate(f"asks for a checkpoint that is refused: {decision.reason}", line.decode().rstrip())
             return decision.error
         error = self._answers.popleft() if self._answers else None
-        if error is None:
+        if error is None and not isinstance(request, PrepareCheckpointRequested):
             self._position = checkpoint.written(self._position, decision.position)
             self._checkpoints += 1
         return error
@@ -248,11 +288,11 @@ class Session:
 
 
 def verify_command(
-    command: Sequence[str], sessions: Sequence[Transcript], timeout_s: float
+    command: Sequence[str], sessions: Sequence[Transcript], timeout_s: float, extensions: Sequence[str] = ()
 ) -> Generator[SessionReport, None, None]:
     """Reports as the sessions end. Raises ChildStartFailed."""
     for transcript in sessions:
-        yield Session(transcript, command, timeout_s).run()
+        yield Session(transcript, command, timeout_s, extensions).run()
 
 
 def summary(command: Sequence[str], sessions: Sequence[SessionReport]) -> VerifyReport:
@@ -277,16 +317,31 @@ def summary(command: Sequence[str], sessions: Sequence[SessionReport]) -> Verify
     help="How long to wait for each message, and at most for the end after EOF.",
 )
 @click.option("--only", multiple=True, metavar="NAME", help="Only this session. May be repeated.")
+@click.option(
+    "--extension",
+    "extensions",
+    multiple=True,
+    type=click.Choice([PREPARE_CHECKPOINT]),
+    help="Switch this addition to the protocol on, in all sessions, and play its own ones too.",
+)
 @click.option("--list", "list_only", is_flag=True, help="List the sessions and do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON report instead of text.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="CMD...")
-def verify(timeout_s: float, only: tuple[str, ...], list_only: bool, as_json: bool, command: tuple[str, ...]) -> None:
+def verify(
+    timeout_s: float,
+    only: tuple[str, ...],
+    extensions: tuple[str, ...],
+    list_only: bool,
+    as_json: bool,
+    command: tuple[str, ...],
+) -> None:
     """Check that CMD is a record processor that keeps to the MultiLang protocol.
 
     CMD is started once per session, without AWS, and led through it as by a host. Exit status: 0 when all is well,
     1 when there are deviations, 2 when CMD cannot be started.
     """
-    sessions = _selected(load_sessions(), only)
+    extensions = tuple(dict.fromkeys(extensions))
+    sessions = _selected(load_sessions(extensions), only)
     if list_only:
         for transcript in sessions:
             click.echo(f"{transcript.name:<26} {transcript.title}")
@@ -295,7 +350,7 @@ def verify(timeout_s: float, only: tuple[str, ...], list_only: bool, as_json: bo
         raise click.UsageError("Missing CMD, the program to verify.")
     reports: list[SessionReport] = []
     try:
-        with contextlib.closing(verify_command(command, sessions, timeout_s)) as running:
+        with contextlib.closing(verify_command(command, sessions, timeout_s, extensions)) as running:
             for report in running:
                 reports.append(report)
                 if not as_json:

@@ -18,6 +18,7 @@ from kcl_host.config.values import convert, has_unbalanced_quote, mask_uri, spli
 _STREAM_ARN: Final = re.compile(r"arn:aws[a-z-]*:kinesis:([a-z0-9-]+):[0-9]{12}:stream/([a-zA-Z0-9_.-]+)")
 _TABLE_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{3,255}")
 _STREAM_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
+_INTERFACE: Final = re.compile(r"[^\s/:]{1,15}")
 _LEAST_IDLE_MS: Final = 200
 _SERVICES: Final = (
     # settings, credentials keys, endpoint key, SDK's name in AWS_ENDPOINT_URL_*
@@ -79,6 +80,7 @@ class Derivation:
             self._service(service, *keys)
         self._start_position()
         self._lease_times()
+        self._worker_metrics()
         self._retrieval()
         self._tables()
         if self._report.has_errors:
@@ -245,6 +247,33 @@ class Derivation:
         capture, report = "inMemoryWorkerMetricsCaptureFrequencyMillis", "workerMetricsReporterFreqInMillis"
         if self.value(capture, 1000) >= self.value(report, 30000):
             self._warn(capture, f"{capture} should be shorter than {report}")
+
+    def _worker_metrics(self) -> None:
+        if self._report.has_error_about("workerMetricList"):
+            return
+        metrics = self.value("workerMetricList", ())
+        if metrics and self.value("disableWorkerMetrics"):
+            text = (
+                "disableWorkerMetrics = true only switches the automatic choice off, as in Java; workerMetricList wins"
+            )
+            self._warn("disableWorkerMetrics", text)
+        reported = set(metrics) or (set() if self.value("disableWorkerMetrics") else {"CPU"})
+        network = {"NETWORK_IN", "NETWORK_OUT"}
+        if reported & network and self.value(bandwidth := "workerMetricMaxBandwidthMBps") is None:
+            self._missing((bandwidth,), "NETWORK_IN and NETWORK_OUT are percentages of it")
+        interface = self.value(name := "workerMetricNetworkInterface", "eth0")
+        if not _INTERFACE.fullmatch(interface):
+            text = f"{name} = {interface!r} cannot be a network interface: at most 15 characters, no space, / or :"
+            self._report.error(name, text, self._line(name))
+        for key, metrics_of_key in (
+            ("workerMetricCpuOperatingRange", {"CPU"}),
+            ("workerMetricNetworkInOperatingRange", {"NETWORK_IN"}),
+            ("workerMetricNetworkOutOperatingRange", {"NETWORK_OUT"}),
+            ("workerMetricNetworkInterface", network),
+            ("workerMetricMaxBandwidthMBps", network),
+        ):
+            if key in self._given and not reported & metrics_of_key:
+                self._warn(key, f"{key} is ignored, {' or '.join(sorted(metrics_of_key))} is not reported")
 
     def _retrieval(self) -> None:
         """POLLING or FANOUT by the rule of spec configuration 3.10."""

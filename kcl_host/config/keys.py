@@ -122,8 +122,9 @@ _APPLICATION: Final = (
         choices=("DEBUG", "INFO", "WARNING", "ERROR"), extension=True),
     Key("logFormat", "enum", "text", "", "One line per event, as text or as JSON.", choices=("text", "json"),
         extension=True),
-    Key("protocolExtensions", "list", None, "", "Opt-in additions to the MultiLang protocol.", status="not yet",
-        extension=True),
+    Key("protocolExtensions", "list", None, "child.protocol_extensions",
+        "Opt-in additions to the MultiLang protocol, see protocol/PROTOCOL.md section 12.",
+        choices=("prepareCheckpoint",), extension=True),
     Key("streamNames", "list", None, "", _SEVERAL + ", by name.", status="not yet", extension=True),
     Key("streamArns", "list", None, "", _SEVERAL + ", by ARN.", status="not yet", extension=True),
 )
@@ -234,8 +235,9 @@ _LEASES: Final = (
         "The old owner's child is told (shutdownRequested) before a lease moves.", bean=_GRACEFUL),
     Key("gracefulLeaseHandoffTimeoutMillis", "long", "30000", "lease.graceful_handoff_timeout_s",
         "Wait for a graceful handover before the lease is moved by force.", unit="ms", bean=_GRACEFUL),
-    Key("handoverPendingCheckpoint", "boolean", "false", "",
-        "Note in the lease how far records were delivered when it is handed over.", status="not yet", extension=True),
+    Key("handoverPendingCheckpoint", "boolean", "false", "lease.handover_pending_checkpoint",
+        "Note in the lease (pendingCheckpoint) how far records were delivered beyond the checkpoint when it is handed "
+        "over; the next owner logs it. Not for fleets with Java workers that prepare checkpoints.", extension=True),
 )
 _SHARDS: Final = (
     Key("shardSyncIntervalMillis", "long", "60000", "shard_sync.interval_s", "Interval of shard syncs.",
@@ -263,8 +265,24 @@ _SHARDS: Final = (
 _BALANCING: Final = (
     Key("leaseAssignmentStrategy", "enum", "WORKER_UTILIZATION_AWARE", "assignment.strategy", "How leases are spread.",
         choices=("WORKER_UTILIZATION_AWARE", "LEASE_COUNT_BASED"), extension=True),
-    Key("disableWorkerMetrics", "boolean", "false", "worker_metrics.disabled", "Balance by throughput only.",
+    Key("disableWorkerMetrics", "boolean", "false", "worker_metrics.disabled",
+        "No automatic choice of worker metrics: balance by throughput only, unless workerMetricList is set.",
         bean=_BALANCE),
+    Key("workerMetricList", "list", None, "worker_metrics.metrics",
+        "Worker metrics to balance by. Default: CPU where the platform has it. Java sets them in code only.",
+        choices=("CPU", "NETWORK_IN", "NETWORK_OUT"), extension=True),
+    Key("workerMetricNetworkInterface", "text", "eth0", "worker_metrics.network_interface",
+        "Interface of NETWORK_IN and NETWORK_OUT, as /proc/net/dev names it.", extension=True),
+    Key("workerMetricMaxBandwidthMBps", "double", None, "worker_metrics.network_max_mb_per_s",
+        "Bandwidth of that interface in each direction, in 1048576 bytes a second: 100 %. Required with them.",
+        unit="MB/s", minimum=0.001, maximum=999_999, fatal="always", extension=True),
+    Key("workerMetricCpuOperatingRange", "int", "100", "worker_metrics.cpu_operating_range_percent",
+        "CPU use above which the leader takes leases away.", unit="%", minimum=1, maximum=100, fatal="always",
+        extension=True),
+    Key("workerMetricNetworkInOperatingRange", "int", "100", "worker_metrics.network_in_operating_range_percent",
+        "The same for NETWORK_IN.", unit="%", minimum=1, maximum=100, fatal="always", extension=True),
+    Key("workerMetricNetworkOutOperatingRange", "int", "100", "worker_metrics.network_out_operating_range_percent",
+        "The same for NETWORK_OUT.", unit="%", minimum=1, maximum=100, fatal="always", extension=True),
     Key("inMemoryWorkerMetricsCaptureFrequencyMillis", "long", "1000", "worker_metrics.capture_interval_s",
         "Interval between samples of the worker's load.", unit="ms", primitive=True, bean=_BALANCE),
     Key("workerMetricsReporterFreqInMillis", "long", "30000", "worker_metrics.report_interval_s",
@@ -422,6 +440,7 @@ def as_markdown() -> str:
 
 def _row(key: Key) -> str:
     kind = " \\| ".join(f"`{choice}`" for choice in key.choices) or key.kind + (f", {key.unit}" if key.unit else "")
+    kind = f"list of {kind}" if key.choices and key.kind == "list" else kind
     marks = " 0" if key.primitive else ""
     name = f"`{key.name}`" + (" +" if key.extension else "") + (f"<br>`{key.bean}.{key.name}`" if key.bean else "")
     default = f"`{key.default}`" if key.default is not None else ""

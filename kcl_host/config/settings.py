@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from kcl_host.model.sequence import InitialPosition
+from kcl_host.model.worker import SHORT_NAMES, WorkerMetric
 
 
 class CredentialsProvider(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +55,8 @@ class ChildSettings(msgspec.Struct, frozen=True, kw_only=True):
     fatal_retry_s: float = 300.0
     max_line_bytes: int = 64 * 1024 * 1024
     """Longest line accepted from a child; a longer one is a broken protocol."""
+    protocol_extensions: tuple[Literal["prepareCheckpoint"], ...] = ()
+    """Additions to the MultiLang protocol that are switched on (protocol/PROTOCOL.md section 12)."""
 
 
 class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +78,8 @@ class LeaseSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_renewal_threads: int = 20
     graceful_handoff: bool = True
     graceful_handoff_timeout_s: float = 30.0
+    handover_pending_checkpoint: bool = False
+    """Whether a lease that is handed over notes how far its records were delivered (DESIGN.md 4.4)."""
     scan_segments: int = 0
     """0: by table size."""
     request_timeout_s: float = 3.0
@@ -107,10 +112,27 @@ class AssignmentSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 class WorkerMetricsSettings(msgspec.Struct, frozen=True, kw_only=True):
     disabled: bool = False
+    """No automatic choice of metrics; those of `metrics` are reported all the same, as in Java."""
     capture_interval_s: float = 1.0
     report_interval_s: float = 30.0
     persisted_values: int = 10
     stale_after_s: float = 86400.0
+    metrics: tuple[WorkerMetric, ...] = ()
+    """Empty: the automatic choice, which is CPU where the platform has it."""
+    network_interface: str = "eth0"
+    network_max_mb_per_s: float = float("inf")
+    """Bandwidth of each direction, in 1048576 bytes; never left out when a network metric is reported."""
+    cpu_operating_range_percent: int = 100
+    network_in_operating_range_percent: int = 100
+    network_out_operating_range_percent: int = 100
+
+    def operating_range_percent(self, short_name: str) -> int:
+        """The utilisation above which the leader takes load away; 1 at least, since 0 makes the row invalid."""
+        return {
+            SHORT_NAMES["CPU"]: self.cpu_operating_range_percent,
+            SHORT_NAMES["NETWORK_IN"]: self.network_in_operating_range_percent,
+            SHORT_NAMES["NETWORK_OUT"]: self.network_out_operating_range_percent,
+        }[short_name]
 
 
 class ShardSyncSettings(msgspec.Struct, frozen=True, kw_only=True):

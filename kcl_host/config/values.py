@@ -52,7 +52,7 @@ def convert(key: Key, text: str) -> Converted:
         case "tags":
             return _tags(text)
         case "list":
-            return Converted(value=_items(text))
+            return _choices(key, text) if key.choices else Converted(value=_items(text))
         case "epoch seconds":
             return _epoch_seconds(text)
         case "region" if not text:
@@ -168,6 +168,19 @@ def _items(text: str) -> tuple[str, ...]:
     """commons-beanutils' tokenizer: every character that cannot be in a plain item separates."""
     text = text.removeprefix("{").removesuffix("}") if text.startswith("{") else text
     return tuple(match[1] or match[2] or match[3] or "" for match in _LIST_ITEM.finditer(text))
+
+
+def _choices(key: Key, text: str) -> Converted:
+    """Items between commas, each one of the choices; repetitions count once."""
+    chosen: dict[str, None] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        one = _enum(key, item)
+        if one.problem:
+            return one
+        chosen[one.value] = None
+    if not chosen:
+        return Converted(problem="is empty and counts as not set", is_set=False)
+    return Converted(value=tuple(chosen))
 
 
 def _epoch_seconds(text: str) -> Converted:

@@ -1,4 +1,9 @@
-"""The leader lock: held, or competed for (spec coordination 2)."""
+"""The leader lock: held, or competed for (spec coordination 2).
+
+After the crash of a leader with our settings a follower sees its last version within one look (heartbeat / 1.9 = 1.75
+s), knows two looks later that it stands still (5.3 s), and takes it failoverTimeMillis after the first (11.8 s). What
+that costs: 2,052 read units per follower and hour; Java's, with a lock that outlives its holder by two minutes, 240.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +14,18 @@ from collections.abc import Callable
 from typing import Final
 
 from kcl_host.config.settings import LockSettings
-from kcl_host.decisions.election import HeldLock, LockObservation, Wait, is_ours, is_stalled, judge_lock
+from kcl_host.decisions.election import (
+    HeldLock,
+    LockObservation,
+    Wait,
+    is_ours,
+    is_stalled,
+    judge_lock,
+    look_again_in_s,
+)
 from kcl_host.errors import RetryLater
 from kcl_host.model.state import LeaderLock
-from kcl_host.ports import Clock, CoordinatorTable
+from kcl_host.ports import Clock, CoordinatorTable, NewLock
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +37,10 @@ JUST_AFTER_S: Final = 0.05
 
 
 class Election:
-    """Holds the leader lock or competes for it; one turn per heartbeat, and one when an observed lock expires.
+    """Holds the leader lock or competes for it; a turn per heartbeat, two while following, and one at expiry.
+
+    `on_change` is called after a turn, by its thread, when this worker has come to lead, or not to, or when the lock
+    of another has stalled, or goes on: the assigner has something to do that should not wait for its next turn.
 
     `_lock` guards everything below it. The table call is made under it: two turns at once would refute each other.
     The age of the lock is taken before each request, so that we stop to believe in it before anybody else does.
@@ -37,13 +53,19 @@ class Election:
         settings: LockSettings,
         clock: Clock,
         new_version: Callable[[], str],
+        new_lock: NewLock = threading.Lock,
+        on_change: Callable[[], object] = lambda: None,
     ) -> None:
         self._table = table
         self._worker_id = worker_id
         self._settings = settings
         self._clock = clock
         self._new_version = new_version
-        self._lock = threading.Lock()
+        self._on_change = on_change
+        self._situation = (False, False)
+        """As after the last turn: whether this worker leads, and whether the lock of another is stalled."""
+        self._holder_said: str | None = None
+        self._lock = new_lock()
         self._held: HeldLock | None = None
         self._seen: LockObservation | None = None
         self._attempts: dict[str, float] = {}
@@ -58,18 +80,33 @@ class Election:
         held = self._held
         return held is not None and held.is_valid(self._clock.monotonic())
 
+    def may_write(self) -> bool:
+        """True while a write that only a leader may make, sent now, takes effect before our lock is anybody's."""
+        held = self._held
+        return held is not None and held.outlives_a_request(self._clock.monotonic())
+
     def lock_is_stalled(self) -> bool:
         """True when this worker follows and the holder of the lock seems to have missed a heartbeat."""
-        return is_stalled(self._seen, self._clock.monotonic(), self._settings.heartbeat_s)
+        return is_stalled(self._seen, self._settings.heartbeat_s)
 
     def run_once(self) -> float:
-        due_s = self._clock.monotonic() + self._settings.heartbeat_s
+        try:
+            return self._turn()
+        finally:
+            before, self._situation = self._situation, (self.is_leader(), self.lock_is_stalled())
+            if self._situation != before:
+                self._on_change()
+
+    def _turn(self) -> float:
+        began_s = self._clock.monotonic()
+        due_s = began_s + self._settings.heartbeat_s
         with self._lock:
             if self._held is not None:
                 if not self._heartbeat(self._held):
                     due_s = min(due_s, self._clock.monotonic() + RETRY_S)
             elif self._clock.monotonic() >= self._paused_until_s:
                 self._compete()
+                due_s = began_s + look_again_in_s(self._seen, self._settings.heartbeat_s)
                 if self._seen is not None:
                     expires_s = self._seen.first_seen_s + self._seen.lease_duration_s
                     due_s = min(due_s, expires_s + JUST_AFTER_S)
@@ -134,7 +171,7 @@ class Election:
             return
         verdict = judge_lock(found, self._seen, self._clock.monotonic(), self._worker_id)
         if isinstance(verdict, Wait):
-            self._seen = verdict.observation
+            self._follow(verdict.observation)
             return
         version = self._new_version()
         self._attempts[version] = self._clock.monotonic()
@@ -142,6 +179,19 @@ class Election:
             self._hold(version)
         else:
             del self._attempts[version]
+
+    def _follow(self, seen: LockObservation) -> None:
+        self._seen = seen
+        if seen.owner_name != self._holder_said:
+            self._holder_said = seen.owner_name
+            _log.info(
+                "another worker holds the leader lock; should it be gone, nobody leads until the lock has expired",
+                extra={
+                    "action": "leader_lock_foreign",
+                    "owner": seen.owner_name,
+                    "longest_wait_s": round(seen.lease_duration_s, 1),
+                },
+            )
 
     def _adopt(self, found: LeaderLock | None) -> bool:
         """Takes the lock for ours when it carries a version whose answer was lost, unless it is too old by now."""
@@ -160,7 +210,7 @@ class Election:
             _log.info("this worker leads", extra={"action": "leader_acquired"})
         self._held = self._as_held(version)
         self._attempts.clear()
-        self._seen = None
+        self._seen = self._holder_said = None
 
     def _as_held(self, version: str) -> HeldLock:
         return HeldLock(

@@ -21,7 +21,7 @@ from kcl_host.decisions.lease_write import Lost, has_expired, judge_refused, smo
 from kcl_host.errors import KclHostError, RetryLater, TableMissing, Throttled, Unavailable
 from kcl_host.model.lease import Lease, WriteOutcome
 from kcl_host.model.sequence import ExtendedSequenceNumber
-from kcl_host.ports import Clock, LeaseTable
+from kcl_host.ports import Clock, LeaseTable, Lock, NewLock
 
 _log = logging.getLogger(__name__)
 
@@ -29,8 +29,8 @@ _log = logging.getLogger(__name__)
 class HeldLease:
     """One lease, from the moment it was obtained to the moment it is lost. Never reused: see `token`."""
 
-    def __init__(self, lease: Lease, token: str, now_s: float) -> None:
-        self.lock = threading.Lock()
+    def __init__(self, lease: Lease, token: str, now_s: float, lock: Lock) -> None:
+        self.lock = lock
         self.lease = lease
         """The row as last known to be true."""
         self.token = token
@@ -105,6 +105,7 @@ class HeldLeases:
         clock: Clock,
         new_token: Callable[[], str],
         on_lost: Callable[[HeldLease, str], None],
+        new_lock: NewLock = threading.Lock,
     ) -> None:
         self._table = lease_table
         self._worker_id = worker_id
@@ -112,6 +113,7 @@ class HeldLeases:
         self._clock = clock
         self._new_token = new_token
         self._on_lost = on_lost
+        self._new_lock = new_lock
         self._lock = threading.Lock()
         self._held: dict[str, HeldLease] = {}
         self._gone_s: dict[str, float] = {}
@@ -131,7 +133,7 @@ class HeldLeases:
             key = lease.lease_key
             if key in self._held or read_at_s < self._gone_s.get(key, read_at_s):
                 return None
-            held = self._held[key] = HeldLease(lease, self._new_token(), read_at_s)
+            held = self._held[key] = HeldLease(lease, self._new_token(), read_at_s, self._new_lock())
             return held
 
     def drop(self, held: HeldLease) -> bool:
@@ -196,7 +198,7 @@ class HeldLeases:
             since_s = held.handover_since_s
             if since_s is None or now_s - since_s <= self._settings.graceful_handoff_timeout_s:
                 return "renewed"
-            target = self._give_up(held)
+            target = self._give_up(held, to=None, shun=None)
             _log.warning(
                 "handover finished without the child, which took too long",
                 extra={"action": "handover_forced", "lease_key": held.lease_key, "to": target},
@@ -207,22 +209,54 @@ class HeldLeases:
             held.lock.release()
 
     def checkpoint(self, held: HeldLease, position: ExtendedSequenceNumber) -> CheckpointOutcome:
-        """Writes the position that the child asked for; the decision about its range has been taken before."""
+        """Writes the position that the child asked for; the decision about its range has been taken before.
 
-        def write() -> Lost | None:
-            return self._write(held, lambda lease: self._table.checkpoint(lease, position), lambda _: position)
+        A row that is farther already, by a checkpoint whose answer was lost, stays where it is.
+        """
 
+        def farther(lease: Lease) -> ExtendedSequenceNumber:
+            return position if lease.checkpoint is None or lease.checkpoint <= position else lease.checkpoint
+
+        return self._write_for_child(
+            held,
+            lambda lease: self._table.checkpoint(lease, farther(lease)),
+            farther,
+            owner_switches_since_checkpoint=0,
+            pending_checkpoint=None,
+            pending_checkpoint_state=None,
+        )
+
+    def prepare_checkpoint(
+        self, held: HeldLease, position: ExtendedSequenceNumber, state: bytes | None
+    ) -> CheckpointOutcome:
+        """Writes a pending checkpoint, in place of any other, and `state` with it; the checkpoint does not move."""
+        return self._write_for_child(
+            held,
+            lambda lease: self._table.prepare_checkpoint(lease, position, state),
+            lambda lease: lease.checkpoint,
+            pending_checkpoint=position,
+            pending_checkpoint_state=state,
+        )
+
+    def _write_for_child(
+        self,
+        held: HeldLease,
+        write: Callable[[Lease], WriteOutcome],
+        checkpoint_after: Callable[[Lease], ExtendedSequenceNumber | None],
+        **written: object,
+    ) -> CheckpointOutcome:
+        """A write whose failure the child gets to see; `written` are the fields of the row that it changes."""
         with held.lock:
             if not self.is_held(held):
                 return CheckpointOutcome(error="ShutdownException", reason="the lease is no longer held")
             try:
                 try:
-                    lost = write()
+                    lost = self._write(held, write, checkpoint_after)
                 except Unavailable:
                     # Most often it took effect all the same; asking once more spares the child an error.
                     if not self.is_held(held):
                         raise
-                    lost = write()
+                    lost = self._write(held, write, checkpoint_after)
             except Throttled as error:
                 return CheckpointOutcome(error="ThrottlingException", reason=str(error))
             except TableMissing as error:
@@ -231,13 +265,7 @@ class HeldLeases:
                 return CheckpointOutcome(error="KinesisClientLibDependencyException", reason=str(error))
             if lost is not None:
                 return CheckpointOutcome(error="ShutdownException", reason=lost.reason)
-            held.lease = msgspec.structs.replace(
-                held.lease,
-                checkpoint=position,
-                owner_switches_since_checkpoint=0,
-                pending_checkpoint=None,
-                pending_checkpoint_state=None,
-            )
+            held.lease = msgspec.structs.replace(held.lease, checkpoint=checkpoint_after(held.lease), **written)
             return CheckpointOutcome()
 
     def initiate_handover(self, held: HeldLease, to: str) -> None:
@@ -261,23 +289,32 @@ class HeldLeases:
                 pending = msgspec.structs.replace(held.lease, lease_owner=to, checkpoint_owner=self._worker_id)
                 held.lease, held.handover_since_s = pending, self._clock.monotonic()
 
-    def give_away(self, held: HeldLease) -> str | None:
-        """Completes the handover to the next owner, if one is named, else gives the lease up to whom the leader likes.
+    def give_away(self, held: HeldLease, to: str | None = None, *, shun: str | None = None) -> str | None:
+        """Gives the lease to `to`, else to the next owner that its row names, else to nobody: the leader decides.
 
-        The next owner; None when there is none, or somebody else changed the row before us. Either way the lease is
-        not ours any more. Raises RetryLater when the outcome is open: call again.
+        A next owner that is to be `shun`ned, because it has gone, does not get it. Returns the new owner; None when
+        there is none, or somebody else changed the row before us. Either way the lease is not ours any more. Raises
+        RetryLater when the outcome is open: call again.
         """
         with held.lock:
-            return self._give_up(held)
+            return self._give_up(held, to, shun)
 
-    def _give_up(self, held: HeldLease) -> str | None:
-        """Writes that the lease is not ours any more, and forgets it; returns its next owner if one is named."""
+    def _give_up(self, held: HeldLease, to: str | None, shun: str | None) -> str | None:
+        """Writes that the lease is not ours any more, and forgets it; returns its new owner."""
         if self.get(held.lease_key) is not held:
             return None
         target = None
-        for _ in range(2):
-            target = held.lease.lease_owner if held.lease.is_handover_pending else None
-            outcome = self._table.assign(held.lease, target) if target else self._table.evict(held.lease)
+        for _ in range(3):
+            named = held.lease.lease_owner if held.lease.is_handover_pending else None
+            target = to or (named if named != shun else None)
+            if named and not target:
+                # An eviction keeps the next owner that the row names: the handover ends with us before it.
+                outcome = self._table.assign(held.lease, self._worker_id)
+                if outcome.applied and outcome.row is not None:
+                    held.go_on_from(outcome.row, self._clock.monotonic())
+                    continue
+            else:
+                outcome = self._table.assign(held.lease, target) if target else self._table.evict(held.lease)
             # An earlier try may have taken effect although its answer was lost.
             if outcome.applied or (target and outcome.row is not None and outcome.row.actual_owner == target):
                 break

@@ -1,20 +1,28 @@
-"""What the leader does with its lead: the assignment of leases to workers (spec coordination 4)."""
+"""What the leader does with its lead: the assignment of leases to workers (spec coordination 4).
+
+A pass each leaseAssignmentIntervalMillis, and between two passes a watch over the heartbeats of the other workers,
+which calls for a pass as soon as a lease has expired or lost its owner. After the crash of a worker its leases are
+elsewhere failoverTimeMillis + 2 s later; after that of the leader, whose lock must be seen to stall first,
+failoverTimeMillis + 6 s (at the default of 10 s; decisions/heartbeat_watch.py has the arithmetic).
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from kcl_host.config.settings import AssignmentSettings, LeaseSettings, WorkerMetricsSettings
 from kcl_host.coordination.election import Election
-from kcl_host.decisions.assignment import Move, Tracked, applied, is_balancing_pass, plan_assignment, track
-from kcl_host.decisions.renewal_watch import renewing_workers, unproven_owners
+from kcl_host.coordination.lease_watch import LeaseWatch
+from kcl_host.decisions.assignment import Move, is_balancing_pass, plan_assignment
+from kcl_host.decisions.renewal_watch import unproven_owners
 from kcl_host.decisions.worker_activity import stale_workers
 from kcl_host.decisions.worker_silence import note_silence
 from kcl_host.errors import KclHostError, RetryLater
-from kcl_host.model.lease import Lease
+from kcl_host.model.lease import Lease, WriteOutcome
 from kcl_host.model.worker import WorkerMetricStats
 from kcl_host.ports import Clock, LeaseTable, WorkerMetricsTable
 
@@ -23,17 +31,24 @@ _log = logging.getLogger(__name__)
 FAILURES_BEFORE_RELEASE: Final = 3
 FOLLOWING_S: Final = 1.0
 """How often a follower looks whether it leads now; no request is made for that."""
-OBSERVING_S: Final = 2.0
-"""How often a follower scans the leases while the leader seems to be gone."""
-JUST_AFTER_S: Final = 0.05
-"""Expiry is strictly later than failoverTimeMillis; the pass that waits for it comes so much later."""
+EARLY_S: Final = 0.001
+"""A turn that comes so much before its time was asked for."""
+WRITES_AT_ONCE: Final = 10
+"""Moves given to `for_each` together: a renewal, which may share its threads, never waits behind a whole plan."""
+
+ForEach = Callable[[Callable[[Move], None], Iterable[Move]], None]
+"""Calls a function for each move, in parallel or one after the other, and returns when all are done."""
+
+
+def one_by_one(act: Callable[[Move], None], moves: Iterable[Move]) -> None:
+    for move in moves:
+        act(move)
 
 
 class Assigner:
-    """The leader's assignment pass: load, decide, write.
+    """The leader's assignment pass: load, decide, write; and the watch between two passes.
 
-    Observations of lease counters live only as long as they are made without a break (spec coordination 4.4): while
-    this worker leads, and before it, from the moment at which the leader seems to be gone.
+    Leases are observed while this worker leads, and before it, from the moment at which the leader seems to be gone.
     """
 
     def __init__(
@@ -48,6 +63,7 @@ class Assigner:
         clock: Clock,
         rng: random.Random,
         on_assigned_to_self: Callable[[Lease, float], None],
+        for_each: ForEach = one_by_one,
     ) -> None:
         self._election = election
         self._lease_table = lease_table
@@ -59,59 +75,83 @@ class Assigner:
         self._clock = clock
         self._rng = rng
         self._on_assigned_to_self = on_assigned_to_self
-        self._tracked: dict[str, Tracked] = {}
+        self._for_each = for_each
+        # A Java worker discovers a lease after half an interval, and renews it a third of the lease duration later.
+        grace_s = max(0.0, assignment.interval_s - leases.failover_s)
+        self._watch = LeaseWatch(lease_table, worker_id, leases, grace_s, clock)
         self._silent: dict[str, int | None] = {}
         """Workers taken for dead, with the last update of their rows then."""
-        self._proven: frozenset[str] = frozenset()
-        """Workers seen to renew a lease since observation began."""
         self._led_before = False
         self._balance_due = False
         self._runs = 0
         self._failures = 0
+        self._turn_s = self._regular_pass_s = -math.inf
+        """When the next turn, and the next pass, are due."""
         self.active_workers: frozenset[str] = frozenset()
         """Workers whose metrics were fresh in the last pass; empty while this worker does not lead."""
 
     def run_once(self) -> float:
-        """Raises KclHostError other than RetryLater, which does not pass by itself."""
+        """A pass or a look at the heartbeats, whatever is due; called before its time it makes a pass.
+
+        Raises KclHostError other than RetryLater, which does not pass by itself.
+        """
         if not self._election.is_leader():
             return self._follow()
+        now_s = self._clock.monotonic()
         if not self._led_before:
-            self._led_before, self._runs, self._failures = True, 0, 0
+            self._led_before, self._runs, self._failures, self._regular_pass_s = True, 0, 0, -math.inf
+        if not self._election.may_write():
+            return FOLLOWING_S
         try:
-            pause_s = self._pass()
-            self._failures = 0
-            return pause_s
+            is_asked_for = now_s < self._turn_s - EARLY_S
+            if not is_asked_for and not self._is_pass_due():
+                self._watch.look()
+            if is_asked_for or self._is_pass_due():
+                self._pass()
+                self._failures = 0
+            pause_s = self._pause_s()
         except KclHostError as error:
             self._failures += 1
             _log.warning(
                 "assignment pass failed",
                 extra={"action": "assignment_failed", "failures": self._failures, "error": str(error)},
             )
+            self._regular_pass_s = -math.inf
             if self._failures >= FAILURES_BEFORE_RELEASE:
                 self._election.release(pause_s=self._assignment.interval_s)
             if not isinstance(error, RetryLater):
                 raise
-            return min(self._assignment.interval_s, 2.0 * self._failures)
+            pause_s = min(self._assignment.interval_s, 2.0 * self._failures)
+        self._turn_s = self._clock.monotonic() + pause_s
+        return pause_s
+
+    def _is_pass_due(self) -> bool:
+        return self._clock.monotonic() >= min(self._regular_pass_s, self._watch.pass_due_s)
+
+    def _pause_s(self) -> float:
+        if not self._election.may_write():
+            return FOLLOWING_S
+        due_s = min(self._regular_pass_s, self._watch.pass_due_s, self._watch.next_look_s())
+        return max(0.0, due_s - self._clock.monotonic())
 
     def _follow(self) -> float:
         self._led_before, self.active_workers = False, frozenset()
         if not self._election.lock_is_stalled():
-            self._tracked, self._proven, self._silent = {}, frozenset(), {}
+            self._watch.forget()
+            self._silent = {}
             return FOLLOWING_S
-        self._observe(self._lease_table.list_leases().leases, self._clock.monotonic())
-        return OBSERVING_S
-
-    def _observe(self, leases: Sequence[Lease], now_s: float) -> None:
-        before, self._tracked = self._tracked, track(self._tracked, leases, now_s, self._leases)
-        self._proven |= renewing_workers(before, self._tracked)
+        self._watch.scan()
+        return self._watch.interval_s
 
     def doubtful_workers(self) -> frozenset[str]:
         """Workers that this leader would not hand a lease over to; empty for a follower, who has not watched them."""
-        unproven = unproven_owners(self._tracked, self._proven) if self._led_before else frozenset()
-        return (unproven | self._silent.keys()) - {self._worker_id}
+        unproven = unproven_owners(self._watch.tracked, self._watch.proven) if self._led_before else frozenset()
+        return (unproven | self._silent.keys() | self._watch.suspects) - {self._worker_id}
 
-    def _pass(self) -> float:
-        listing = self._lease_table.list_leases()
+    def _pass(self) -> None:
+        # What a read shows may be as old as its request: a lease has stood still until then, not until now.
+        read_s = self._clock.monotonic()
+        listing = self._watch.scan_for_pass(read_s)
         workers, undecodable = self._metrics_table.list_workers()
         if listing.undecodable or undecodable:
             _log.error(
@@ -122,53 +162,75 @@ class Assigner:
                     "worker_ids": list(undecodable),
                 },
             )
-        now_s, wall_s = self._clock.monotonic(), self._clock.wall()
-        before = self._tracked
-        self._observe(listing.leases, now_s)
-        self._silent = note_silence(self._silent, self._tracked, workers, now_s, self._leases, self._worker_id)
+        wall_s = self._clock.wall()
+        self._silent = note_silence(
+            self._silent, self._watch.tracked, workers, read_s, self._leases, self._worker_id, self._watch.untaken
+        )
+        self._watch.end_grace(self._silent)
         self._balance_due = self._balance_due or is_balancing_pass(self._runs, self._assignment)
-        balance = self._balance_due and not unproven_owners(self._tracked, self._proven | {self._worker_id})
+        unproven = unproven_owners(self._watch.tracked, self._watch.proven | {self._worker_id})
+        balance = self._balance_due and not unproven
+        no_targets = self._watch.suspects | self._silent.keys()
         plan = plan_assignment(
-            self._tracked,
-            [worker for worker in workers if worker.worker_id not in self._silent],
+            self._watch.tracked,
+            [worker for worker in workers if worker.worker_id not in no_targets],
             assignment=self._assignment,
             leases=self._leases,
             metrics=self._metrics,
-            now_s=now_s,
+            now_s=read_s,
             wall_s=wall_s,
             balance=balance,
             rng=self._rng,
         )
         self._balance_due = self._balance_due and not balance
         self._runs += 1
-        self.active_workers = frozenset(plan.active_workers)
-        pause_s = self._pause_s(before, now_s)
-        failure: KclHostError | None = None
-        for move in plan.moves:
-            # To be asked before every single write: the one before may have taken its time.
-            if not self._election.is_leader():
-                _log.warning("no longer leading, plan abandoned", extra={"action": "assignment_abandoned"})
-                return FOLLOWING_S
-            try:
-                self._apply(move)
-            except KclHostError as error:
-                failure = error
-        if failure is not None:
-            raise failure
+        # One that leaves still gives leases away, and one that fails to measure itself still holds some.
+        present = {*plan.active_workers, *plan.leaving_workers, *plan.failing_workers, *self._watch.suspects}
+        self.active_workers = frozenset(present - self._silent.keys())
+        if not self._write(plan.moves):
+            return
+        self._watch.settle(read_s)
         self._delete_stale(workers, wall_s)
-        return pause_s
+        self._regular_pass_s = self._clock.monotonic() + self._assignment.interval_s
 
-    def _pause_s(self, before: Mapping[str, Tracked], now_s: float) -> float:
-        """The interval, or less: until somebody else's lease that nobody has been seen to renew would expire."""
-        expire_s = [
-            t.last_counter_increment_s + self._leases.failover_s + JUST_AFTER_S
-            for key, t in self._tracked.items()
-            if t.lease.actual_owner not in (None, self._worker_id)
-            and (key not in before or t.last_counter_increment_s == before[key].last_counter_increment_s)
-        ]
-        return min([self._assignment.interval_s, *(at_s - now_s for at_s in expire_s if at_s > now_s)])
+    def _write(self, moves: Sequence[Move]) -> bool:
+        """Writes what the lock allows, False when that is not all; raises the last error when all have been tried."""
+        # Filled by the threads of `for_each`, taken when they are done.
+        written: list[tuple[Lease, float]] = []
+        refused: list[Lease] = []
+        errors: list[KclHostError] = []
+        left_out: list[Move] = []
 
-    def _apply(self, move: Move) -> None:
+        def write(move: Move) -> None:
+            # To be asked before every single write: the one before may have taken its time.
+            if not self._election.may_write():
+                left_out.append(move)
+                return
+            try:
+                outcome = self._apply(move)
+            except KclHostError as error:
+                errors.append(error)
+                return
+            if outcome.row is not None and outcome.applied:
+                written.append((outcome.row, self._clock.monotonic()))
+            elif outcome.row is not None:
+                refused.append(outcome.row)
+
+        for first in range(0, len(moves), WRITES_AT_ONCE):
+            self._for_each(write, moves[first : first + WRITES_AT_ONCE])
+        self._watch.note_written(written)
+        self._watch.note(refused)
+        if left_out:
+            _log.warning(
+                "the lock is too old, plan abandoned",
+                extra={"action": "assignment_abandoned", "moves_left_out": len(left_out)},
+            )
+        if errors:
+            raise errors[-1]
+        return not left_out
+
+    def _apply(self, move: Move) -> WriteOutcome:
+        """Called by the threads of `for_each`; changes nothing of this object."""
         read_at_s = self._clock.monotonic()
         if move.kind == "handoff":
             outcome = self._lease_table.initiate_handoff(move.lease, move.to)
@@ -185,17 +247,14 @@ class Assigner:
                 "reason": move.reason,
             },
         )
-        if outcome.applied and outcome.row is not None:
-            key, since_s = move.lease.lease_key, self._clock.monotonic()
-            if move.kind == "assign":
-                # A Java worker discovers it after half an interval, and renews it a third of the lease duration later.
-                since_s += max(0.0, self._assignment.interval_s - self._leases.failover_s)
-            self._tracked[key] = applied(self._tracked[key], outcome.row, since_s, self._leases)
-            if move.kind == "assign" and move.to == self._worker_id:
-                self._on_assigned_to_self(outcome.row, read_at_s)
+        if outcome.applied and outcome.row is not None and move.kind == "assign" and move.to == self._worker_id:
+            self._on_assigned_to_self(outcome.row, read_at_s)
+        return outcome
 
     def _delete_stale(self, workers: list[WorkerMetricStats], wall_s: float) -> None:
         for worker in stale_workers(workers, wall_s, self._metrics):
+            if not self._election.may_write():
+                return
             try:
                 self._metrics_table.delete_if_unchanged(worker)
             except RetryLater as error:

@@ -16,7 +16,7 @@ from kcl_host.errors import RetryLater, StreamNotFound
 from kcl_host.model.lease import LeaseListing
 from kcl_host.model.sequence import InitialPosition
 from kcl_host.model.shard import Shard, StreamIdentifier
-from kcl_host.ports import LeaseTable, Stream
+from kcl_host.ports import LeaseTable, NewLock, Stream
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,8 @@ class ShardSync:
         identifier: StreamIdentifier,
         initial: InitialPosition,
         settings: ShardSyncSettings,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], object] = time.sleep,
+        new_lock: NewLock = threading.Lock,
     ) -> None:
         self._stream = stream
         self._lease_table = lease_table
@@ -74,7 +75,7 @@ class ShardSync:
         self._initial = initial
         self._settings = settings
         self._sleep = sleep
-        self._one_at_a_time = threading.Lock()
+        self._one_at_a_time = new_lock()
 
     def __repr__(self) -> str:
         return f"<ShardSync {self._identifier}>"

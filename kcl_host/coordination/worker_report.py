@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from contextlib import suppress
 
 from kcl_host.config.settings import WorkerMetricsSettings
 from kcl_host.decisions.worker_activity import LEAVING
 from kcl_host.errors import RetryLater, TwinWorker
 from kcl_host.model.worker import WorkerMetricStats
-from kcl_host.ports import Clock, WorkerMetricsTable
-
-_log = logging.getLogger(__name__)
-
-OPERATING_RANGE_PERCENT: Final = 100.0
-"""What Java gives to metrics it selected by itself."""
+from kcl_host.ports import Clock, NewLock, WorkerMetricsTable
 
 
 class WorkerReport:
     """Writes the row each reporting period. `averages` drains the sampled values of the period, by short name.
+
+    A twin shows in what our own write replaces; to look before it would cost a read unit each time.
 
     `_lock` guards everything below it, and is held across the write: a report that is late must not undo a farewell.
     """
@@ -33,13 +29,14 @@ class WorkerReport:
         settings: WorkerMetricsSettings,
         clock: Clock,
         averages: Callable[[], dict[str, float]],
+        new_lock: NewLock = threading.Lock,
     ) -> None:
         self._table = table
         self._worker_id = worker_id
         self._settings = settings
         self._clock = clock
         self._averages = averages
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._values: dict[str, deque[float]] = {}
         self._has_unwritten_values = False
         self._written_s: set[int] = set()
@@ -48,59 +45,62 @@ class WorkerReport:
         self._in_doubt_s: set[int] = set()
         """Last updates of the writes since, none of them answered."""
         self._properties: dict[str, str] = {}
-        self._has_expired = False
+        self._is_over = False
+        """The row is not ours to write any more."""
 
     def run_once(self) -> float | None:
         """Raises TwinWorker when the row was written by anybody but this process since our first write."""
         with self._lock:
-            if self._has_expired:
+            if self._is_over:
                 return None
-            self._look_for_twin()
             if not self._has_unwritten_values:
                 for name, value in self._averages().items():
                     self._values.setdefault(name, deque(maxlen=self._settings.persisted_values)).append(value)
                 self._has_unwritten_values = True
-            self._put(int(self._clock.wall()))
+            twin_update_s = self._put(int(self._clock.wall()))
             self._has_unwritten_values = False
+            if twin_update_s is not None:
+                self._give_way(twin_update_s)
+                raise TwinWorker(
+                    f"another process writes the metrics of worker {self._worker_id!r}: two workers must not share a "
+                    "workerId; give each its own, or leave the key out"
+                )
             return self._settings.report_interval_s
 
     def announce_leaving(self) -> None:
         """Tells other kcl-host workers that this one takes no more leases; it is still alive."""
         with self._lock:
             self._properties = {"state": LEAVING}
-            self._put(int(self._clock.wall()))
+            if not self._is_over:
+                self._put(int(self._clock.wall()))
 
     def expire(self) -> None:
         """Makes the row too old for any leader, Java's included: this worker holds nothing any more."""
         with self._lock:
-            self._has_expired = True
-            self._put(int(self._clock.wall() - 2 * self._settings.report_interval_s - 1))
+            was_over, self._is_over = self._is_over, True
+            if not was_over:
+                self._put(int(self._clock.wall() - 2 * self._settings.report_interval_s - 1))
 
-    def _look_for_twin(self) -> None:
-        if not self._written_s | self._in_doubt_s:
-            return
-        try:
-            row = self._table.get(self._worker_id)
-        except RetryLater as error:
-            # A worker that does not report gets no leases; a twin will still be there next time.
-            _log.debug("own row not read", extra={"action": "twin_not_looked_for", "error": str(error)})
-            return
-        if row is not None and row.last_update_s not in self._written_s | self._in_doubt_s:
-            raise TwinWorker(
-                f"another process writes the metrics of worker {self._worker_id!r}: two workers must not share a "
-                "workerId; give each its own, or leave the key out"
-            )
+    def _give_way(self, twin_update_s: int) -> None:
+        """The one that came later stays: its row must bear its own last update, or it would take us for the twin."""
+        self._is_over = True
+        with suppress(RetryLater):
+            self._put(twin_update_s)
 
-    def _put(self, last_update_s: int) -> None:
+    def _put(self, last_update_s: int) -> int | None:
+        """The last update that somebody else had written over ours; None when nobody had."""
+        had_written = bool(self._written_s)  # Before that the row is what an earlier process with our id has left.
+        ours_s = self._written_s | self._in_doubt_s
         self._in_doubt_s.add(last_update_s)
-        self._table.put(
+        found_s = self._table.put(
             WorkerMetricStats(
                 worker_id=self._worker_id,
                 last_update_s=last_update_s,
                 metric_stats={name: list(values) for name, values in self._values.items()},
-                operating_range={name: [OPERATING_RANGE_PERCENT] for name in self._values},
+                operating_range={name: [self._settings.operating_range_percent(name)] for name in self._values},
                 properties=self._properties,
             )
         )
         # A write in doubt may still be on its way, and take effect after this one.
-        self._written_s, self._in_doubt_s = {last_update_s, *self._in_doubt_s}, set()
+        self._written_s, self._in_doubt_s = self._in_doubt_s, set()
+        return found_s if had_written and found_s not in ours_s else None

@@ -1,9 +1,13 @@
 """Lease assignment: what the leader does about leases in one pass.
 
-Two phases. First every lease that nobody renews, or that nobody owns, goes to the active worker with most capacity.
-Then, each third pass, loaded workers give leases away (balance.py). Leases of live workers are moved by a graceful
-handover (handover.py). A plan names each write with its reason; the caller applies it, and what does not apply is
-reconsidered in the next pass.
+Two phases. First every lease that nobody renews, or that nobody owns, goes to the active worker with most capacity, and
+handovers that are overdue are completed. Then, each third pass, loaded workers give leases away (balance.py). Leases of
+live workers are moved by a graceful handover (handover.py). A plan names each write with its reason; the caller applies
+it, and what does not apply is reconsidered in the next pass.
+
+Where we differ from Java in the first phase: equals are served in turn (Java gives everything to two of them), and an
+overdue handover goes to the owner it was meant for; Java leaves it with the old one until balancing happens to choose
+that lease again.
 
 Source: KCL 3.5.1 LeaseAssignmentManager, VarianceBasedLeaseAssignmentDecider, LeaseCountBasedLeaseAssignmentDecider;
 spec coordination 4.
@@ -19,7 +23,12 @@ import msgspec
 from kcl_host.config.settings import AssignmentSettings, LeaseSettings, WorkerMetricsSettings
 from kcl_host.decisions.balance import balance_by_lease_count, balance_by_variance
 from kcl_host.decisions.fleet import Fleet
-from kcl_host.decisions.handover import blocked_on_pending_checkpoint, is_expired_or_unassigned, write_kind
+from kcl_host.decisions.handover import (
+    blocked_on_pending_checkpoint,
+    is_expired_or_unassigned,
+    is_handover_overdue,
+    write_kind,
+)
 from kcl_host.decisions.lease_age import Tracked, applied, is_expired, track
 from kcl_host.decisions.rng import Rng
 from kcl_host.decisions.worker_activity import judge_workers
@@ -43,8 +52,8 @@ __all__ = [
 class Move(msgspec.Struct, frozen=True, kw_only=True):
     """One conditional write: `assign` takes effect at once, `handoff` asks the owner to hand over.
 
-    `lease` is as read; the write's condition is on its two owners. `reason` is "unassigned", "expired", "leaving",
-    "balance:" with the name of the metric, or "balance:leases".
+    `lease` is as read; the write's condition is on its two owners. `reason` is "unassigned", "expired",
+    "handover overdue", "leaving", "balance:" with the name of the metric, or "balance:leases".
     """
 
     lease: Lease
@@ -100,11 +109,12 @@ def plan_assignment(
     candidates = [t for _, t in sorted(tracked.items()) if is_expired_or_unassigned(t, now_s, leases)]
     candidates.sort(key=lambda t: (t.last_counter_increment_s, t.lease.lease_key))
     placed = _place(fleet, [(t, "unassigned" if t.lease.actual_owner is None else "expired") for t in candidates])
+    _complete(fleet, [t for _, t in sorted(tracked.items()) if is_handover_overdue(t, now_s, leases)])
     before = dict(fleet.moves)
     if balance and assignment.strategy == "LEASE_COUNT_BASED":
         balance_by_lease_count(fleet, leases.max_leases_for_worker)
     elif balance:
-        balance_by_variance(fleet, assignment, rng)
+        balance_by_variance(fleet, assignment, leases.max_leases_for_worker, rng)
     return AssignmentPlan(
         moves=_moves(fleet, tracked, leases, now_s),
         active_workers=tuple(s.worker_id for s in activity.active),
@@ -160,6 +170,17 @@ def _place(fleet: Fleet, candidates: Sequence[tuple[Tracked, str]]) -> int:
             fleet.place(lease.lease_key, worker, reason)
         fleet.put_back(worker)
     return len(candidates)
+
+
+def _complete(fleet: Fleet, overdue: Sequence[Tracked]) -> None:
+    """Gives each lease to its named next owner or, if that one is gone or full, to the worker with most capacity."""
+    for tracked in overdue:
+        named = fleet.workers.get(tracked.lease.lease_owner or "")
+        worker = named if named and fleet.has_room(named.load_kbps, named.lease_count) else fleet.best()
+        if worker is None:
+            continue
+        fleet.place(tracked.lease.lease_key, worker, "handover overdue")
+        fleet.put_back(worker)
 
 
 def _moves(fleet: Fleet, tracked: Mapping[str, Tracked], leases: LeaseSettings, now_s: float) -> tuple[Move, ...]:

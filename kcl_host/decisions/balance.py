@@ -6,18 +6,27 @@ most room, as long as that lifts nobody above the average. By lease count: the c
 
 Source: KCL 3.5.1 VarianceBasedLeaseAssignmentDecider, LeaseCountBasedLeaseAssignmentDecider; spec coordination 4.6
 and 4.8.
-Where we differ: leases already on their way count as given (fleet.py), and the lease-count strategy levels the counts
-fully; Java leaves workers without any lease when the others do not exceed the rounded-up target.
+Where we differ from Java:
+- A worker far above the average from which no lease can be moved so exchanges a hot one for lighter ones (exchange.py).
+- While there is no throughput at all, workers without metrics are balanced by lease count; Java divides 0 by 0 and
+  leaves a worker that joins without any lease.
+- A worker with throughput gives away no lease without any: that relieves nobody.
+- Leases already on their way count as given (fleet.py); Java would choose again.
+- The lease-count strategy levels fully, with the fewest moves; Java leaves workers without any lease when the others do
+  not exceed the rounded-up target.
+- Leases are shuffled by the rng that is handed in, and sorted before: the same seed gives the same plan.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 
 import msgspec
 
 from kcl_host.config.settings import AssignmentSettings
-from kcl_host.decisions.fleet import Fleet, WorkerLoad, is_above
+from kcl_host.decisions.exchange import plan_exchange
+from kcl_host.decisions.fleet import THROUGHPUT, Fleet, WorkerLoad, is_above
 from kcl_host.decisions.rng import Rng
 
 
@@ -32,23 +41,40 @@ class _Excess(msgspec.Struct, frozen=True):
         return sum(take_kbps for _, take_kbps in self.sources)
 
 
-def balance_by_variance(fleet: Fleet, settings: AssignmentSettings, rng: Rng) -> None:
+def balance_by_variance(fleet: Fleet, settings: AssignmentSettings, max_leases: int, rng: Rng) -> None:
     """Places leases in `fleet` so that utilisation evens out."""
+    if fleet.target_kbps <= 0 and fleet.averages.keys() <= {THROUGHPUT}:
+        balance_by_lease_count(fleet, max_leases)
+        return
+    is_quiet = not fleet.moves
+    fleet.reckon_as_seen()
     found = [excess for metric in fleet.averages if (excess := _excess(fleet, metric, settings)).sources]
     if not found:
         return
     excess = max(found, key=lambda e: e.total_kbps)  # the first of equals
+    relieved = set()
     for source, take_kbps in excess.sources:
-        for key in _leases_to_give(fleet, source, take_kbps, settings, rng):
-            target = fleet.best()
-            if target is None:
-                return
-            if fleet.would_overload(target, key):
-                # It stays out of the queue for this pass, and so does the rest of this source (Java's rule).
-                break
-            if target is not source:
-                fleet.place(key, target, f"balance:{excess.metric}")
-            fleet.put_back(target)
+        keys = _leases_to_give(fleet, source, take_kbps, settings, rng)
+        if _give(fleet, source, keys, f"balance:{excess.metric}"):
+            relieved.add(source.worker_id)
+    if settings.allow_throughput_overshoot and is_quiet:
+        for key, worker_id in plan_exchange(fleet, excess.metric, settings, relieved).items():
+            fleet.place(key, fleet.workers[worker_id], f"balance:{excess.metric}")
+
+
+def _give(fleet: Fleet, source: WorkerLoad, keys: Sequence[str], reason: str) -> bool:
+    """Places each lease with whoever has most room, until it would overload that worker; True if one was placed."""
+    given = False
+    for key in keys:
+        target = fleet.best()
+        if target is None or fleet.would_overload(target, key):
+            # It stays out of the queue for this pass, and so does the rest of this source (Java's rule).
+            break
+        if target is not source:
+            fleet.place(key, target, reason)
+            given = True
+        fleet.put_back(target)
+    return given
 
 
 def _excess(fleet: Fleet, metric: str, settings: AssignmentSettings) -> _Excess:
@@ -82,14 +108,13 @@ def _leases_to_give(
 ) -> list[str]:
     """Leases of `source` that together weigh less than `take_kbps`, in random order; or one that weighs more.
 
-    A worker whose leases show no throughput gives one.
+    A worker whose leases show no throughput gives one; another gives none of those that show none.
     """
     leaving = source.held & fleet.blocked
     movable = sorted(source.held - leaving)
-    if not movable:
-        return []
     if source.load_kbps <= 0:
         return [] if leaving else movable[:1]
+    movable = [key for key in movable if fleet.throughput[key] > 0]
     remaining_kbps = take_kbps - sum(fleet.throughput[key] for key in sorted(leaving))
     rng.shuffle(movable)
     given = []
@@ -97,7 +122,7 @@ def _leases_to_give(
         if remaining_kbps - fleet.throughput[key] > 0:
             remaining_kbps -= fleet.throughput[key]
             given.append(key)
-    if not given and not leaving and settings.allow_throughput_overshoot:
+    if movable and not given and not leaving and settings.allow_throughput_overshoot:
         given = [min(movable, key=lambda key: (fleet.throughput[key], key))]
     return given
 

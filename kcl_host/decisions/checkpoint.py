@@ -1,4 +1,4 @@
-"""What a checkpoint request of a child means.
+"""What a request of a child for a checkpoint, prepared or not, means; and what a handover notes of its records.
 
 Theory of operation. A shard consumer keeps three positions: the last checkpoint written, the largest one permitted
 (the last user record handed to the child), and, once the shard has ended, what the largest one was just before it
@@ -14,21 +14,35 @@ Source: KCL 3.5.1 ShardRecordProcessorCheckpointer; spec consumer-lifecycle 8. W
 - At shard end a number beyond the last record is refused as ever. Java takes it, since it is below SHARD_END.
 - A child may repeat the sentinel it started from, but not move to another one: LATEST written over TRIM_HORIZON is
   "in range" by the order and would skip the whole shard.
+- A prepared checkpoint without a number means the last record delivered, with state as without. Java drops the
+  sub-sequence number as soon as a state is given.
+
+A prepared checkpoint is `resolve`d like any other, is written beside the checkpoint and moves nothing (spec 8.5).
 """
 
 from __future__ import annotations
 
+from base64 import b64decode
 from typing import Final
 
 import msgspec
 
-from kcl_host.model.sequence import AT_SHARD_END, SHARD_END, ExtendedSequenceNumber
+from kcl_host.model.lease import Lease
+from kcl_host.model.sequence import (
+    AT_SHARD_END,
+    MAX_STATE_BYTES,
+    SHARD_END,
+    ExtendedSequenceNumber,
+    PreparedCheckpoint,
+)
 
 ILLEGAL_ARGUMENT: Final = "IllegalArgumentException"
 """Name of the exception a child gets to see for every refusal of this module."""
 
 _MAX_DIGITS: Final = 129
 """Longest sequence number that the Kinesis API accepts."""
+HANDOVER_STATE: Final = b"kcl-host: delivered"
+"""pendingCheckpointState of what a worker prepares, not its child: how far records were delivered at a handover."""
 
 
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +124,50 @@ def resolve(
     if target.is_sentinel and not target.is_shard_end:
         return _refused(f"{target} is not the position of a record")
     return Write(target)
+
+
+def parse_state(text: str | None) -> bytes | Refused | None:
+    """The state that a child wants to keep with a prepared checkpoint, out of its base64 text."""
+    if text is None:
+        return None
+    try:
+        state = b64decode(text, validate=True)
+    except ValueError:
+        return _refused("the application state is not base64")
+    if len(state) > MAX_STATE_BYTES:
+        return _refused(f"an application state of {len(state)} bytes is too large, at most {MAX_STATE_BYTES} are kept")
+    return state
+
+
+def handover_note(state: CheckpointState, lease: Lease) -> ExtendedSequenceNumber | None:
+    """What to prepare before the lease is handed over: the last record delivered, if it lies after the checkpoint.
+
+    None when there is nothing to tell. What a child has prepared stays, here or on another worker (which may be one in
+    Java); of two notes the farther one counts: what the worker before us delivered has been delivered.
+    """
+    position = state.at_shard_end or state.largest_permitted
+    pending = lease.pending_checkpoint
+    if pending is not None and (lease.pending_checkpoint_state != HANDOVER_STATE or pending >= position):
+        return None
+    return position if position > state.last else None
+
+
+def replay_end(lease: Lease) -> ExtendedSequenceNumber | None:
+    """How far records after the checkpoint were delivered by an owner before; None when nobody has noted it.
+
+    Never a place to start from: they come again.
+    """
+    pending = lease.pending_checkpoint
+    if pending is None or lease.checkpoint is None or lease.pending_checkpoint_state != HANDOVER_STATE:
+        return None
+    return pending if pending > lease.checkpoint else None
+
+
+def prepared_checkpoint(lease: Lease) -> PreparedCheckpoint | None:
+    """What an application has prepared and not checkpointed; None also when it is the note of a handover."""
+    if lease.pending_checkpoint is None or lease.pending_checkpoint_state == HANDOVER_STATE:
+        return None
+    return PreparedCheckpoint(lease.pending_checkpoint, lease.pending_checkpoint_state)
 
 
 def _parse(text: str, sub_sequence_number: int) -> ExtendedSequenceNumber | Refused:

@@ -15,19 +15,23 @@ import msgspec
 
 from kcl_host.model.state import LeaderLock
 
-STALL_HEARTBEATS: Final = 1.5
-"""Heartbeats without a new version after which a follower starts to observe lease counters."""
+STALL_HEARTBEATS: Final = 1.04
+"""Heartbeats that the same version must be seen for until a follower starts to observe lease counters."""
+LOOKS_PER_HEARTBEAT: Final = 1.9
+"""Two looks are a little longer than a heartbeat, so the third look at a lock must show a new version."""
 
 _HEARTBEATS_PER_LEASE: Final = 4
 """Java's ratio (120 s to 30 s), for a holder whose heartbeat we do not know."""
 
 
 class LockObservation(msgspec.Struct, frozen=True, kw_only=True):
-    """A held lock as a follower remembers it; `first_seen_s` is the follower's monotonic time."""
+    """A held lock as a follower remembers it; `first_seen_s` and `last_seen_s` are the follower's monotonic time."""
 
     record_version_number: str
     lease_duration_s: float
     first_seen_s: float
+    last_seen_s: float
+    owner_name: str = ""
 
 
 class Acquire(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +59,10 @@ class HeldLock(msgspec.Struct, frozen=True, kw_only=True):
         """True while nobody else can have found the lock abandoned."""
         return now - self.taken_at_s <= self.duration_s
 
+    def outlives_a_request(self, now: float) -> bool:
+        """True while a request sent now ends before that, in a third of the lock's duration at most."""
+        return now - self.taken_at_s <= self.duration_s * 2 / 3
+
 
 def judge_lock(lock: LeaderLock | None, seen: LockObservation | None, now: float, worker_id: str) -> Acquire | Wait:
     """Whether a worker that does not hold the lock may try to take it.
@@ -71,9 +79,13 @@ def judge_lock(lock: LeaderLock | None, seen: LockObservation | None, now: float
             record_version_number=lock.record_version_number,
             lease_duration_s=lock.lease_duration_ms / 1000,
             first_seen_s=now,
+            last_seen_s=now,
+            owner_name=lock.owner_name,
         )
     elif now - seen.first_seen_s > seen.lease_duration_s:
         return Acquire(over=lock, reason="abandoned")
+    else:
+        seen = msgspec.structs.replace(seen, last_seen_s=now)
     ours = lock.owner_name == worker_id
     return Wait(observation=seen, reason="held by an earlier process with our worker id" if ours else "held")
 
@@ -91,7 +103,7 @@ def is_ours(lock: LeaderLock | None, worker_id: str, attempted_record_version_nu
     )
 
 
-def is_stalled(seen: LockObservation | None, now: float, heartbeat_s: float) -> bool:
+def is_stalled(seen: LockObservation | None, heartbeat_s: float) -> bool:
     """True when the holder seems to have missed a heartbeat: time to observe lease counters, not yet to take over.
 
     `heartbeat_s` is our own period; a holder with a longer lease is granted a quarter of it. A false alarm costs a few
@@ -99,5 +111,18 @@ def is_stalled(seen: LockObservation | None, now: float, heartbeat_s: float) -> 
     """
     if seen is None:
         return False
-    period_s = max(heartbeat_s, seen.lease_duration_s / _HEARTBEATS_PER_LEASE)
-    return now - seen.first_seen_s > STALL_HEARTBEATS * period_s
+    return seen.last_seen_s - seen.first_seen_s > STALL_HEARTBEATS * _heartbeat_of(seen, heartbeat_s)
+
+
+def look_again_in_s(seen: LockObservation | None, heartbeat_s: float) -> float:
+    """Seconds until a follower looks at the lock again: twice in a heartbeat, so that a crash of the holder shows soon.
+
+    At the lock of a slower holder (Java) it looks once in each of our own: there is no haste.
+    """
+    if seen is not None and _heartbeat_of(seen, heartbeat_s) > heartbeat_s:
+        return heartbeat_s
+    return heartbeat_s / LOOKS_PER_HEARTBEAT
+
+
+def _heartbeat_of(seen: LockObservation, heartbeat_s: float) -> float:
+    return max(heartbeat_s, seen.lease_duration_s / _HEARTBEATS_PER_LEASE)

@@ -26,6 +26,8 @@ from kcl_host.model.worker import WorkerMetricStats
 THROUGHPUT: Final = "T"
 """Metric of workers without metrics: their load in percent of the target throughput."""
 
+_SATURATED_PERCENT: Final = 99.0
+
 _TOLERANCE: Final = 1 + 1e-9
 """Sums of floats must not put a worker above an average that it meets exactly."""
 
@@ -33,9 +35,19 @@ _TOLERANCE: Final = 1 + 1e-9
 class WorkerLoad:
     """One active worker; changed by Fleet alone."""
 
-    def __init__(self, worker_id: str, metrics: dict[str, float], limits: dict[str, float], load_kbps: float) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        metrics: dict[str, float],
+        newest: dict[str, float],
+        limits: dict[str, float],
+        load_kbps: float,
+    ) -> None:
         self.worker_id = worker_id
         self.metrics = metrics
+        """Moving averages, in percent."""
+        self.newest = newest
+        """The last report alone."""
         self.limits = limits
         """Operating range: the most percent each metric should show."""
         self.load_kbps = load_kbps
@@ -71,7 +83,7 @@ class Fleet:
             key: average_kbps if (value := tracked[key].lease.throughput_kbps) is None else value for key in keys
         }
         self.owner = {key: tracked[key].lease.actual_owner for key in keys}
-        self._target_kbps = average_kbps * len(keys) / max(1, len(active))
+        self.target_kbps = average_kbps * len(keys) / max(1, len(active))
         self._leases_per_worker = max(1, len(keys) // max(1, len(active)))
 
         load: dict[str | None, float] = {}
@@ -79,6 +91,10 @@ class Fleet:
             load[self.owner[key]] = load.get(self.owner[key], 0.0) + self.throughput[key]
         self.workers = {s.worker_id: self._worker(s, load.get(s.worker_id, 0.0), assignment.ema_alpha) for s in active}
         self.averages = self._averages()
+        self.percent_per_kbps: dict[str, float] = {}
+        """Percent points that a KiB per second adds to a metric; empty while there is no throughput."""
+        if self.target_kbps > 0:
+            self.percent_per_kbps = {name: average / self.target_kbps for name, average in self.averages.items()}
 
         self.blocked: set[str] = set()
         for key in keys:
@@ -112,19 +128,22 @@ class Fleet:
 
     def put_back(self, worker: WorkerLoad) -> None:
         """Queues the worker again, unless it has reached a limit."""
-        if worker.lease_count >= self._max_leases:
+        worker.version += 1  # What the queue has of it does not count any more.
+        self._queued.discard(worker.worker_id)
+        if not self.has_room(worker.load_kbps, worker.lease_count):
             return
-        if not self._by_count and worker.load_kbps > self._max_load_kbps:
-            return
-        worker.version += 1
         score = 0.0 if self._by_count else self.capacity(worker)
         heapq.heappush(self._queue, (-score, worker.lease_count, worker.worker_id, worker.version))
         self._queued.add(worker.worker_id)
 
+    def has_room(self, load_kbps: float, lease_count: int) -> bool:
+        """True while a worker with so much may take another lease; by throughput it may then exceed its limit."""
+        return lease_count < self._max_leases and (self._by_count or load_kbps <= self._max_load_kbps)
+
     # Placing leases
 
     def place(self, key: str, worker: WorkerLoad, reason: str) -> None:
-        """Gives the lease to `worker`, which is out of the queue."""
+        """Gives the lease to `worker`, which the caller puts back into the queue, unless it is done with the queue."""
         source = self.workers.get(self.owner[key] or "")
         if source is not None:
             source.held.discard(key)
@@ -147,28 +166,46 @@ class Fleet:
             for name, value in worker.metrics.items()
         )
 
+    def reckon_as_seen(self) -> None:
+        """From now on a lease adds at least as much to a metric as the leases of the active workers do.
+
+        Java reckons with the average divided by the target throughput. That is too little, and moves leases to and fro,
+        while others than active workers hold leases, and while a worker at 100 % hides how much its leases cost.
+        """
+        for name in self.averages:
+            having = [w for w in self.workers.values() if name in w.metrics]
+            telling = [w for w in having if name == THROUGHPUT or w.metrics[name] < _SATURATED_PERCENT]
+            load_kbps = sum(w.load_kbps for w in telling)
+            if name in self.percent_per_kbps and load_kbps > 0:
+                seen = sum(w.metrics[name] for w in telling) / load_kbps
+                self.percent_per_kbps[name] = max(self.percent_per_kbps[name], seen)
+
     def _room(self, name: str, value: float) -> float:
         return 1.0 if value == 0 else (self.averages[name] - value) / value
 
     def _growth(self, name: str, key: str) -> float:
         """Percent points that the lease is expected to add to a metric."""
-        if self._target_kbps > 0:
-            return self.throughput[key] * self.averages[name] / self._target_kbps
+        if self.target_kbps > 0:
+            return self.throughput[key] * self.percent_per_kbps[name]
         return self.averages[name] / self._leases_per_worker
 
     def _burden(self, worker: WorkerLoad, key: str) -> None:
         worker.load_kbps += self.throughput[key]
         for name in worker.metrics:
             worker.metrics[name] += self._growth(name, key)
+            worker.newest[name] += self._growth(name, key)
 
     def _worker(self, stats: WorkerMetricStats, load_kbps: float, alpha: float) -> WorkerLoad:
         if is_throughput_only(stats):
             # 0 / 0 in a new application: Java gets NaN.
-            percent = load_kbps / self._target_kbps * 100 if self._target_kbps > 0 else 0.0
-            return WorkerLoad(stats.worker_id, {THROUGHPUT: percent}, {THROUGHPUT: 100.0}, load_kbps)
+            percent = load_kbps / self.target_kbps * 100 if self.target_kbps > 0 else 0.0
+            return WorkerLoad(
+                stats.worker_id, {THROUGHPUT: percent}, {THROUGHPUT: percent}, {THROUGHPUT: 100.0}, load_kbps
+            )
         metrics = {name: moving_average(stats.metric_stats[name], alpha) for name in sorted(stats.metric_stats)}
         limits = {name: stats.operating_range[name][0] for name in metrics}
-        return WorkerLoad(stats.worker_id, metrics, limits, load_kbps)
+        newest = {name: stats.metric_stats[name][-1] for name in metrics}
+        return WorkerLoad(stats.worker_id, metrics, newest, limits, load_kbps)
 
     def _averages(self) -> dict[str, float]:
         values: dict[str, list[float]] = {}

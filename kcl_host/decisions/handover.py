@@ -30,6 +30,17 @@ def blocked_on_pending_checkpoint(tracked: Tracked, now_s: float, settings: Leas
     )
 
 
+def is_handover_overdue(tracked: Tracked, now_s: float, settings: LeaseSettings) -> bool:
+    """True when the old owner still renews the lease at the deadline, but has not transferred it."""
+    return (
+        tracked.handoff_deadline_s is not None
+        and now_s >= tracked.handoff_deadline_s
+        and tracked.lease.is_handover_pending
+        and not tracked.lease.is_at_shard_end
+        and not is_expired_or_unassigned(tracked, now_s, settings)
+    )
+
+
 def write_kind(tracked: Tracked, now_s: float, settings: LeaseSettings) -> Literal["assign", "handoff"] | None:
     """How the lease is moved: `handoff` announces it to a live owner, `assign` takes effect at once.
 

@@ -9,6 +9,7 @@ lost: all those writes were conditional on the same counter, so that no two of t
 from __future__ import annotations
 
 from collections.abc import Collection
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Final
 
 import msgspec
@@ -17,6 +18,7 @@ from kcl_host.model.lease import Lease
 from kcl_host.model.sequence import ExtendedSequenceNumber
 
 EMA_ALPHA: Final = 0.5
+_LAST_DIGIT: Final = Decimal("0.000001")
 
 
 class Lost(msgspec.Struct, frozen=True):
@@ -56,9 +58,14 @@ def has_expired(last_renewed_s: float, now_s: float, failover_s: float) -> bool:
 
 
 def smooth_throughput(previous_kbps: float | None, payload_bytes: int, elapsed_s: float) -> float:
-    """KiB per second, smoothed; the first value is taken as it is. Six decimals, which is what the row can hold.
+    """KiB per second, smoothed; the first value is taken as it is. Six decimals, half up, which is what the row holds.
 
-    Source: LeaseStatsRecorder, spec lease-table 8.
+    Java smooths before it rounds; here the rounded value goes on, so that the two differ by 0.000001 at most.
+    Source: LeaseStatsRecorder, DynamoDBLeaseRenewer, spec lease-table 8.
     """
     value = payload_bytes / 1024 / elapsed_s
-    return round(value if previous_kbps is None else EMA_ALPHA * value + (1 - EMA_ALPHA) * previous_kbps, 6)
+    if previous_kbps is not None:
+        value = EMA_ALPHA * value + (1 - EMA_ALPHA) * previous_kbps
+    if not payload_bytes and value < 1e-6:
+        return 0.0  # half of the last digit, rounded up, would never fade
+    return float(Decimal(str(value)).quantize(_LAST_DIGIT, ROUND_HALF_UP))

@@ -7,7 +7,7 @@ it held have expired, until it is heard of again. Java does not: there such leas
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from kcl_host.config.settings import LeaseSettings
 from kcl_host.decisions.lease_age import Tracked, is_expired
@@ -21,17 +21,22 @@ def note_silence(
     now_s: float,
     settings: LeaseSettings,
     observer: str,
+    untaken: Collection[str] = (),
 ) -> dict[str, int | None]:
     """Silent workers by id, each with the last update of its row when it fell silent; `known` are those of before.
 
     A worker is silent from the moment at which every lease it may heartbeat has expired, and it has at least one,
     until its row is written again or is gone, or one of its leases moves. `observer` is the worker that asks: never
     silent to itself, and when its own leases have all expired too, the fault is the table's and nobody falls silent.
+    `untaken` leases, which their owners were given and have not renewed yet, are no sign of life of an owner that has
+    other leases.
     """
+    takers = {t.lease.actual_owner for key, t in tracked.items() if key not in untaken}
     owners: dict[str | None, bool] = {}
-    for t in tracked.values():
+    for key, t in tracked.items():
         owner = t.lease.actual_owner
-        owners[owner] = owners.get(owner, True) and is_expired(t, now_s, settings)
+        if key not in untaken or owner not in takers:
+            owners[owner] = owners.get(owner, True) and is_expired(t, now_s, settings)
     table_in_trouble = owners.get(observer, False)
     silent: dict[str, int | None] = {}
     for stats in workers:

@@ -80,6 +80,20 @@ AT_SHARD_END: Final = ExtendedSequenceNumber(SHARD_END)
 AT_TRIM_HORIZON: Final = ExtendedSequenceNumber(TRIM_HORIZON)
 
 
+MAX_STATE_BYTES: Final = 4096
+"""Of the state kept with a prepared checkpoint: each heartbeat of a lease is charged by the size of its row."""
+
+
+class PreparedCheckpoint(msgspec.Struct, frozen=True):
+    """A checkpoint in two phases, after the first: where it is to be made, and what the application kept with it.
+
+    In the lease row: pendingCheckpoint, pendingCheckpointSubSequenceNumber, pendingCheckpointState.
+    """
+
+    position: ExtendedSequenceNumber
+    state: bytes | None = None
+
+
 class InitialPosition(msgspec.Struct, frozen=True, kw_only=True):
     """Where an application starts that has no checkpoint yet.
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final, Literal
+
 import msgspec
+
+WorkerMetric = Literal["CPU", "NETWORK_IN", "NETWORK_OUT"]
+"""What a worker of ours can measure of itself; Java has MEMORY too, which is about its heap."""
+SHORT_NAMES: Final[dict[WorkerMetric, str]] = {"CPU": "C", "NETWORK_IN": "NI", "NETWORK_OUT": "NO"}
+"""Names of the metrics in the row (Java: WorkerMetricType)."""
 
 
 class WorkerMetricStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,28 +13,31 @@ at once, and a status found there is a breach instead of the answer to the next 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, TypeAlias, cast, get_args
 
 import msgspec
 
 from kcl_host.errors import ChildExited, ChildMisbehaved, KclHostError
 from kcl_host.model.records import Record
-from kcl_host.model.sequence import ExtendedSequenceNumber
+from kcl_host.model.sequence import ExtendedSequenceNumber, PreparedCheckpoint
 from kcl_host.multilang.lines import LineSplitter
 from kcl_host.multilang.messages import (
+    PREPARE_CHECKPOINT,
     Action,
     CheckpointAnswer,
     CheckpointError,
     CheckpointRequest,
     Initialize,
     LeaseLost,
+    PrepareCheckpointRequest,
     ProcessRecords,
     ShardEnded,
     ShutdownRequested,
     Status,
     decode_child_line,
     encode_line,
+    with_prepared,
 )
 
 NOISE_CHARACTERS: Final = 500
@@ -64,6 +67,7 @@ class Happening(enum.StrEnum):
     LEASE_LOST = "leaseLost"
     SHARD_ENDED = "shardEnded"
     CHECKPOINT = "checkpoint"
+    """A request for a checkpoint, prepared or not."""
     STATUS = "status"
     """The status of the open action; every other status is a BREACH."""
     EOF = "eof"
@@ -133,6 +137,15 @@ class CheckpointRequested(_Event, frozen=True, kw_only=True, tag="checkpointRequ
     allowed: bool
 
 
+class PrepareCheckpointRequested(CheckpointRequested, frozen=True, kw_only=True, tag="prepareCheckpointRequested"):
+    """The same, but nothing is to be checkpointed yet. `application_state` is what the child sent, base64 or not.
+
+    Only in a dialogue with the extension prepareCheckpoint.
+    """
+
+    application_state: str | None
+
+
 class ActionDone(_Event, frozen=True, kw_only=True, tag="actionDone"):
     """The status of the open action has arrived."""
 
@@ -169,11 +182,12 @@ class Dialogue:
     """The host's end. A method named for an action returns the line to write, and opens that action.
 
     They raise LocalProtocolError when the action is out of order, ActionUnanswered when the child has closed its
-    stdout since, and the failure again once there was one.
+    stdout since, and the failure again once there was one. `extensions` are those that the user has switched on.
     """
 
-    def __init__(self, max_line_bytes: int = 64 * 1024 * 1024) -> None:
+    def __init__(self, max_line_bytes: int = 64 * 1024 * 1024, extensions: Collection[str] = ()) -> None:
         self.state = State.NEW
+        self._extensions = frozenset(extensions)
         self._lines = LineSplitter(max_line_bytes)
         self._failure: RemoteProtocolError | ActionUnanswered | None = None
 
@@ -191,14 +205,18 @@ class Dialogue:
         """No action is open and the child is still there."""
         return self.awaiting is None and self.state not in (State.CLOSED, State.FAILED)
 
-    def initialize(self, shard_id: str, checkpoint: ExtendedSequenceNumber) -> bytes:
-        return self.send(
-            Initialize(
-                shard_id=shard_id,
-                sequence_number=checkpoint.sequence_number,
-                sub_sequence_number=checkpoint.sub_sequence_number,
-            )
+    def initialize(
+        self, shard_id: str, checkpoint: ExtendedSequenceNumber, prepared: PreparedCheckpoint | None = None
+    ) -> bytes:
+        """What was `prepared` and never made is told only under the extension prepareCheckpoint."""
+        message = Initialize(
+            shard_id=shard_id,
+            sequence_number=checkpoint.sequence_number,
+            sub_sequence_number=checkpoint.sub_sequence_number,
         )
+        if PREPARE_CHECKPOINT in self._extensions:
+            message = with_prepared(message, prepared)
+        return self.send(message)
 
     def process_records(self, records: list[Record], millis_behind_latest: int | None) -> bytes:
         return self.send(ProcessRecords(records=records, millis_behind_latest=millis_behind_latest))
@@ -223,7 +241,7 @@ class Dialogue:
         return line
 
     def answer_checkpoint(self, request: CheckpointRequested, error: str | None) -> bytes:
-        """The line that answers `request`: its own numbers, and None or the name of an exception the child knows."""
+        """The line that answers `request`, prepared or not: its numbers, and None or an exception the child knows."""
         if error is not None and error not in get_args(CheckpointError):
             raise LocalProtocolError(f"{error!r} is not a name that children know of checkpoint errors")
         return encode_line(
@@ -262,6 +280,14 @@ class Dialogue:
 
     def _receive_line(self, line: bytes, before: Sequence[Event]) -> Event:
         match decode_child_line(line):
+            case PrepareCheckpointRequest() as request if PREPARE_CHECKPOINT in self._extensions:
+                self._step(_H.CHECKPOINT)
+                return PrepareCheckpointRequested(
+                    sequence_number=request.sequence_number,
+                    sub_sequence_number=request.sub_sequence_number,
+                    allowed=self.state in _CHECKPOINTS_ALLOWED,
+                    application_state=request.application_state,
+                )
             case CheckpointRequest() as request:
                 self._step(_H.CHECKPOINT)
                 return CheckpointRequested(

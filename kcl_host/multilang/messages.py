@@ -1,4 +1,4 @@
-"""The MultiLang messages and their lines (protocol/PROTOCOL.md sections 2 to 4).
+"""The MultiLang messages and their lines (protocol/PROTOCOL.md sections 2 to 4, and the extension of section 12).
 
 What the host sends is strict: every key present, `action` first, ASCII only. What it reads is as lenient as the Java
 daemon, whose JSON parser coerces scalars and ignores what follows the first value (spec multilang-protocol 1.3). We
@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64encode
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
 from kcl_host.model.records import Record
+from kcl_host.model.sequence import MAX_STATE_BYTES, PreparedCheckpoint
 
 CheckpointError = Literal[
     "ThrottlingException",
@@ -24,8 +26,15 @@ CheckpointError = Literal[
 ]
 """The only names a child may see in a checkpoint answer."""
 
+PREPARE_CHECKPOINT: Final = "prepareCheckpoint"
+"""The extension by this name: without it the host sends none of its keys and its request is noise."""
+_MAX_STATE_TEXT: Final = (MAX_STATE_BYTES + 2) // 3 * 4
+
 _Position = Annotated[str, msgspec.Meta(pattern="^([0-9]+|TRIM_HORIZON|LATEST|AT_TIMESTAMP|SHARD_END)$")]
 _SubSequence = Annotated[int, msgspec.Meta(ge=0)]
+_BASE64: Final = {"contentEncoding": "base64"}
+_State = Annotated[str, msgspec.Meta(extra_json_schema=_BASE64)]
+_BoundedState = Annotated[str, msgspec.Meta(max_length=_MAX_STATE_TEXT, extra_json_schema=_BASE64)]
 _ActionName = Annotated[
     str, msgspec.Meta(pattern="^(initialize|processRecords|leaseLost|shardEnded|shutdownRequested)$")
 ]
@@ -40,11 +49,14 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="action", re
 
 
 class Initialize(_Message, frozen=True, kw_only=True, tag="initialize"):
-    """The first action. Position: the lease's checkpoint."""
+    """The first action. Position: the lease's checkpoint. All pending keys, or none without prepareCheckpoint."""
 
     shard_id: str
     sequence_number: str | None
     sub_sequence_number: int | None
+    pending_checkpoint_sequence_number: _Position | msgspec.UnsetType | None = msgspec.UNSET
+    pending_checkpoint_sub_sequence_number: _SubSequence | msgspec.UnsetType | None = msgspec.UNSET
+    pending_checkpoint_state: _State | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class ProcessRecords(_Message, frozen=True, kw_only=True, tag="processRecords"):
@@ -67,7 +79,7 @@ class ShutdownRequested(_Message, frozen=True, kw_only=True, tag="shutdownReques
 
 
 class CheckpointAnswer(_Message, frozen=True, kw_only=True, tag="checkpoint"):
-    """The answer to a checkpoint request. The numbers are an echo; `error` null means success."""
+    """The answer to a request for a checkpoint, prepared or not. The numbers are an echo; `error` null: success."""
 
     sequence_number: str | None
     sub_sequence_number: int | None
@@ -87,9 +99,17 @@ class CheckpointRequest(_Message, frozen=True, kw_only=True, tag="checkpoint"):
     sub_sequence_number: _SubSequence | None = None
 
 
+class PrepareCheckpointRequest(_Message, frozen=True, kw_only=True, tag=PREPARE_CHECKPOINT):
+    """Extension: the first phase of a checkpoint, with what the application wants to find beside it (base64)."""
+
+    sequence_number: _Position | None = None
+    sub_sequence_number: _SubSequence | None = None
+    application_state: _BoundedState | None = None
+
+
 Action: TypeAlias = Initialize | ProcessRecords | LeaseLost | ShardEnded | ShutdownRequested
 HostMessage: TypeAlias = Action | CheckpointAnswer
-ChildMessage: TypeAlias = Status | CheckpointRequest
+ChildMessage: TypeAlias = Status | CheckpointRequest | PrepareCheckpointRequest
 
 _ENCODER: Final = msgspec.json.Encoder()
 _HOST_DECODER: Final[msgspec.json.Decoder[HostMessage]] = msgspec.json.Decoder(HostMessage)
@@ -105,6 +125,17 @@ def encode_line(message: HostMessage | ChildMessage) -> bytes:
         pass  # a lone surrogate, which UTF-8 cannot carry but \u escapes can
     # msgspec writes raw UTF-8. The detour costs 70 ms for 13 MB, less than escaping its output by a regex.
     return json.dumps(msgspec.to_builtins(message), separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def with_prepared(message: Initialize, prepared: PreparedCheckpoint | None) -> Initialize:
+    """The message with the keys of the extension prepareCheckpoint; null when nothing is prepared."""
+    state = None if prepared is None else prepared.state
+    return msgspec.structs.replace(
+        message,
+        pending_checkpoint_sequence_number=None if prepared is None else prepared.position.sequence_number,
+        pending_checkpoint_sub_sequence_number=None if prepared is None else prepared.position.sub_sequence_number,
+        pending_checkpoint_state=None if state is None else b64encode(state).decode("ascii"),
+    )
 
 
 def decode_host_line(line: str | bytes) -> HostMessage:
@@ -127,7 +158,8 @@ _BLANKS: Final = b" \t"
 def decode_child_line(line: bytes) -> ChildMessage | None:
     """The message on a line of the child, None for everything else, which the protocol calls noise.
 
-    `response_for` is empty when the child sent null or nothing. Malformed UTF-8 is replaced.
+    `response_for` is empty when the child sent null or nothing. Malformed UTF-8 is replaced. Whether an extension is
+    switched on is not known here.
     """
     line = line.lstrip(_BLANKS)
     if line[:1] not in (b"{", b"["):  # an empty slice, `null` and plain text as well
@@ -145,6 +177,12 @@ def decode_child_line(line: bytes) -> ChildMessage | None:
                 return CheckpointRequest(
                     sequence_number=_text(fields.get("sequenceNumber")),
                     sub_sequence_number=_integer(fields.get("subSequenceNumber")),
+                )
+            case "prepareCheckpoint":
+                return PrepareCheckpointRequest(
+                    sequence_number=_text(fields.get("sequenceNumber")),
+                    sub_sequence_number=_integer(fields.get("subSequenceNumber")),
+                    application_state=_text(fields.get("applicationState")),
                 )
     except ValueError:
         pass

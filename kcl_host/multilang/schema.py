@@ -16,7 +16,8 @@ def schema_files() -> dict[str, str]:
     """File name -> content of every file in protocol/schema."""
     host = _document(HostMessage, "A line that the host writes to a child's stdin")
     for definition in host["$defs"].values():
-        definition["required"] = list(definition["properties"])  # the host leaves no key out, defaults or not
+        # The host leaves no key out, defaults or not, but those of an extension that is not switched on.
+        definition["required"] = [name for name in definition["properties"] if not name.startswith("pending")]
     record = host["$defs"]["Record"]["properties"]
     record["action"] = {"enum": ["record"]}
     record["subSequenceNumber"].pop("default")

@@ -1,238 +1,142 @@
-"""CPU load of this host or container, for the worker's metric stats.
+"""The worker metrics of this process: which ones, their samples, and the average of each reporting period.
 
-The sources and formulas are those of Java, so that the averages of a mixed fleet compare like with like: ECS task
-stats, cgroup v2 or v1 under Kubernetes, else /proc/stat. Where we differ: Java asks the EC2 metadata service (up to
-5 s each for two requests) and reports nothing when there is none; here /proc/stat is used without asking, so that the
-start waits for nobody. Outside EC2 a worker of ours then reports CPU where a Java worker is balanced by throughput
-alone. Both kinds may meet: the leader averages a metric over those that have it (spec coordination 4.3).
-
-Shared state: the source and the samples of the period, guarded by `LoadSampler._lock`; one thread samples, another
-drains. The lock is held while the source reads, at most ECS_TIMEOUT_S each, since the source keeps its last reading.
-Source: KCL 3.5.1 WorkerMetricsSelector and its metrics; spec coordination 3.2, 3.7, 3.8.
+Shared state: the sources and the samples of the period, guarded by `LoadSampler._lock`; one thread samples, another
+drains. The lock is held while the sources read (ECS: a few requests of at most ECS_TIMEOUT_S), since a source keeps its
+last reading.
+Source: KCL 3.5.1 WorkerMetricStatsManager, Scheduler.selectWorkerMetricsIfAvailable; spec coordination 3.2, 3.7.
 """
 
 from __future__ import annotations
 
-import http.client
 import logging
 import os
 import sys
 import threading
 import time
-import urllib.request
 from collections import deque
 from collections.abc import Callable, Mapping
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
-from typing import Any, Final, Protocol
+from statistics import fmean
+from typing import Final, Protocol
 
 import msgspec
 
+from kcl_host.config.settings import WorkerMetricsSettings
+from kcl_host.model.worker import SHORT_NAMES, WorkerMetric
+from kcl_host.observe.cpu import Fetch, fetch_link_local, select_cpu
+from kcl_host.observe.network import RECEIVED, SENT, NetworkUse
+
 _log = logging.getLogger(__name__)
 
-CPU: Final = "C"
-"""Short name of the metric in the row."""
 FAILED: Final = -1.0
 """What a period without any value reports: the leader gives such a worker no further leases."""
+DEFAULTS: Final = WorkerMetricsSettings()
 SAMPLES: Final = 300
-ECS_TIMEOUT_S: Final = 2.0
-
-Fetch = Callable[[str], bytes]
-"""The body of an HTTP GET; raises OSError."""
+"""Samples kept per metric; of a longer period the oldest are forgotten."""
 
 
-class CpuSource(Protocol):
+class Source(Protocol):
     def read(self) -> float:
-        """Percent used since the read before, 0 the first time. Raises what `LoadSampler.sample` catches."""
+        """Percent used since the read before, 0 the first time. Raises what `LoadSampler` catches."""
 
 
-class ProcStat:
-    """The whole machine by /proc/stat; waiting for I/O counts as busy, interrupts and stolen time do not count."""
+def select_sources(
+    settings: WorkerMetricsSettings,
+    environ: Mapping[str, str],
+    root: Path,
+    now_s: Callable[[], float],
+    fetch: Fetch,
+) -> dict[str, Source]:
+    """Sources by short name: of `settings.metrics`, else of CPU, which alone `settings.disabled` switches off.
 
-    def __init__(self, root: Path) -> None:
-        self._path = root / "proc/stat"
-        self._before: tuple[int, int, int] | None = None
-
-    def read(self) -> float:
-        with self._path.open() as file:
-            user, nice, system, idle, iowait = map(int, file.readline().split()[1:6])
-        now = (user + nice + system + idle + iowait, idle, iowait)
-        before, self._before = self._before, now
-        if before is None or now == before:
-            return 0.0
-        total, idled = abs(now[0] - before[0]), abs(now[1] - before[1])
-        # The kernel's iowait may go backwards; then the idle part can exceed the total.
-        return 0.0 if not total or (total < idled and now[2] < before[2]) else (total - idled) / total * 100
-
-
-class Cgroup:
-    """One container by its cgroup: CPU time used against the time that its quota, or its CPUs, allow."""
-
-    def __init__(self, usage_s: Callable[[], float], limit_cpus: Callable[[], float], now_s: Callable[[], float]):
-        self._usage_s = usage_s
-        self._limit_cpus = limit_cpus
-        self._now_s = now_s
-        self._limit: float | None = None
-        self._before: tuple[float, float] | None = None
-
-    def read(self) -> float:
-        self._limit = self._limit or self._limit_cpus()
-        now = (self._now_s(), self._usage_s())
-        before, self._before = self._before, now
-        if before is None or now[0] <= before[0]:
-            return 0.0
-        return min(100.0, (now[1] - before[1]) / (now[0] - before[0]) / self._limit * 100)
-
-
-def cgroup_v2(root: Path, now_s: Callable[[], float]) -> Cgroup:
-    folder = root / "sys/fs/cgroup"
-
-    def usage_s() -> float:
-        return int((folder / "cpu.stat").read_text().split(maxsplit=2)[1]) / 1e6
-
-    def limit_cpus() -> float:
-        quota, period = (folder / "cpu.max").read_text().split()
-        return _cpus(folder / "cpuset.cpus.effective") if quota == "max" else int(quota) / int(period)
-
-    return Cgroup(usage_s, limit_cpus, now_s)
-
-
-def cgroup_v1(root: Path, now_s: Callable[[], float]) -> Cgroup:
-    folder = root / "sys/fs/cgroup"
-
-    def usage_s() -> float:
-        return int((folder / "cpu/cpuacct.usage").read_text()) / 1e9
-
-    def limit_cpus() -> float:
-        quota = int((folder / "cpu/cpu.cfs_quota_us").read_text())
-        if quota == -1:
-            return _cpus(folder / "cpuset/cpuset.effective_cpus")
-        return quota / int((folder / "cpu/cpu.cfs_period_us").read_text())
-
-    return Cgroup(usage_s, limit_cpus, now_s)
-
-
-class EcsTask:
-    """One container by the ECS task metadata endpoint, version 4, against its share of the task's CPU limit."""
-
-    def __init__(self, base_url: str, fetch: Fetch) -> None:
-        self._base_url = base_url
-        self._fetch = fetch
-        self._limit: float | None = None
-
-    def read(self) -> float:
-        stats = self._get("/stats")
-        cpu, before, online = stats["cpu_stats"], stats["precpu_stats"], stats["cpu_stats"]["online_cpus"]
-        usage_before, system_before = before["cpu_usage"]["total_usage"], before.get("system_cpu_usage", 0)
-        if not usage_before and not system_before:
-            return 0.0
-        system = cpu["system_cpu_usage"] - system_before
-        if not system:
-            return 100.0
-        self._limit = self._limit or self._limit_cpus(online)
-        cores = (cpu["cpu_usage"]["total_usage"] - usage_before) / system * online
-        return float(min(100.0, cores / self._limit * 100))
-
-    def _limit_cpus(self, online: int) -> float:
-        task, own_id = self._get("/task"), self._get("")["DockerId"]
-        shares = {c["DockerId"]: (c.get("Limits") or {}).get("CPU") or 0 for c in task["Containers"]}
-        task_limit = (task.get("Limits") or {}).get("CPU") or online
-        # A container that is not listed counts as 2 in Java; without any shares Java would divide by zero.
-        own, total = shares.get(own_id, 2), sum(shares.values())
-        return float(task_limit * own / total if own and total else task_limit)
-
-    def _get(self, path: str) -> dict[str, Any]:
-        return msgspec.json.decode(self._fetch(self._base_url + path), type=dict[str, Any])
-
-
-def select_cpu(environ: Mapping[str, str], root: Path, now_s: Callable[[], float], fetch: Fetch) -> CpuSource | None:
-    """The source for this platform, None when it has none: the first platform that fits decides, as in Java."""
-    if environ.get("ECS_CONTAINER_METADATA_URI_V4"):
-        return EcsTask(environ["ECS_CONTAINER_METADATA_URI_V4"], fetch)
-    if environ.get("ECS_CONTAINER_METADATA_URI"):
-        return None
-    if (root / "var/run/secrets/kubernetes.io/serviceaccount/token").exists():
-        if (root / "sys/fs/cgroup/cgroup.controllers").exists():
-            return cgroup_v2(root, now_s)
-        is_v1 = any((root / "sys/fs/cgroup" / name).exists() for name in ("memory", "cpu"))
-        return cgroup_v1(root, now_s) if is_v1 else None
-    return ProcStat(root) if (root / "proc/stat").exists() else None
-
-
-def fetch_link_local(url: str) -> bytes:
-    """GET without any proxy: the endpoint exists only on this host."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(url, timeout=ECS_TIMEOUT_S) as response:
-            body: bytes = response.read()
-    except http.client.HTTPException as error:
-        raise OSError(f"{url}: {error!r}") from error
-    return body
+    A metric that this platform does not have at all is left out: reported as failed, it would keep leases away from
+    this worker for ever.
+    """
+    automatic: tuple[WorkerMetric, ...] = () if settings.disabled else ("CPU",)
+    sources: dict[str, Source] = {}
+    for metric in settings.metrics or automatic:
+        source: Source | None = None
+        if metric == "CPU":
+            source = select_cpu(environ, root, now_s, fetch)
+        elif (root / "proc/net/dev").exists():
+            column = RECEIVED if metric == "NETWORK_IN" else SENT
+            source = NetworkUse(root, settings.network_interface, column, settings.network_max_mb_per_s, now_s)
+        if source is not None:
+            sources[SHORT_NAMES[metric]] = source
+        elif settings.metrics:
+            _log.warning(
+                "worker metric cannot be had on this platform", extra={"action": "load_unavailable", "metric": metric}
+            )
+    return sources
 
 
 class LoadSampler:
-    """Samples CPU load and averages it per reporting period; without a source it reports nothing at all."""
+    """Samples the worker metrics and averages them per reporting period; without any it reports nothing at all."""
 
     def __init__(
         self,
+        settings: WorkerMetricsSettings = DEFAULTS,
         *,
-        disabled: bool = False,
         environ: Mapping[str, str] = os.environ,
         root: Path = Path("/"),
         now_s: Callable[[], float] = time.monotonic,
         fetch: Fetch = fetch_link_local,
     ) -> None:
-        linux = sys.platform == "linux"
-        self._source = select_cpu(environ, root, now_s, fetch) if linux and not disabled else None
+        self._interval_s = settings.capture_interval_s
+        self._sources = select_sources(settings, environ, root, now_s, fetch) if sys.platform == "linux" else {}
         self._lock = threading.Lock()
-        self._values: deque[float] = deque(maxlen=SAMPLES)
-        self._failing = False
+        self._values: dict[str, deque[float]] = {metric: deque(maxlen=SAMPLES) for metric in self._sources}
+        self._failing: set[str] = set()
 
     def __repr__(self) -> str:
-        return f"<LoadSampler {type(self._source).__name__ if self._source else 'none'} values={len(self._values)}>"
+        sources = {metric: type(source).__name__ for metric, source in self._sources.items()}
+        return f"<LoadSampler {sources} values={[len(values) for values in self._values.values()]}>"
+
+    def run_once(self) -> float | None:
+        """Takes one sample of each metric; None when there is no metric at all."""
+        self.sample()
+        return self._interval_s if self._sources else None
 
     def sample(self) -> None:
-        """Takes one value; one that cannot be had, or is not within 0 and 100, is left out and said once."""
-        if self._source is None:
-            return
+        """Takes one value of each metric; one that cannot be had, or is not within 0 and 100, is left out."""
         with self._lock:
-            try:
-                value = self._source.read()
-                if not 0 <= value <= 100:
-                    raise ValueError(f"a CPU load of {value} percent")
-            except (OSError, ValueError, LookupError, TypeError, ArithmeticError, msgspec.MsgspecError) as error:
-                if not self._failing:
-                    _log.warning("CPU load is not known", extra={"action": "load_failed", "error": repr(error)})
-                self._failing = True
-                return
-            self._values.append(value)
-            if self._failing:
-                _log.info("CPU load is known again", extra={"action": "load_recovered"})
-            self._failing = False
+            for metric in self._sources:
+                self._take(metric)
 
     def drain_average(self) -> dict[str, float]:
-        """{"C": average since the last drain}, rounded half up to 6 decimals; {} without a source.
+        """By short name the average since the last drain, rounded half up to 6 decimals, FAILED without any value.
 
-        Nothing sampled yet means one sample now, since FAILED would keep leases away from a worker that just starts.
+        A metric that has none yet is sampled now: at the start FAILED would keep leases away from this worker.
         """
-        if self._source is None:
-            return {}
-        if not self._values:
-            self.sample()
         with self._lock:
-            values = list(self._values)
-            self._values.clear()
-        return {CPU: _rounded(sum(values) / len(values)) if values else FAILED}
+            for metric, values in self._values.items():
+                if not values:
+                    self._take(metric)
+            averages = {metric: _average(values) for metric, values in self._values.items()}
+            for values in self._values.values():
+                values.clear()
+        return averages
+
+    def _take(self, metric: str) -> None:
+        """What goes wrong is said once per metric, and so is its end."""
+        try:
+            value = self._sources[metric].read()
+            if not 0 <= value <= 100:
+                raise ValueError(f"a load of {value} percent")
+        except (OSError, ValueError, LookupError, TypeError, ArithmeticError, msgspec.MsgspecError) as error:
+            if metric not in self._failing:
+                facts = {"action": "load_failed", "metric": metric, "error": repr(error)}
+                _log.warning("worker metric failed; a whole report without it keeps new leases away", extra=facts)
+            self._failing.add(metric)
+            return
+        self._values[metric].append(value)
+        if metric in self._failing:
+            _log.info("worker metric is back", extra={"action": "load_recovered", "metric": metric})
+        self._failing.discard(metric)
 
 
-def _rounded(value: float) -> float:
-    return float(Decimal(str(value)).quantize(Decimal("0.000001"), ROUND_HALF_UP))
-
-
-def _cpus(path: Path) -> float:
-    """Number of CPUs in a list like 0-4,6,8-10 (9 of them)."""
-    count = 0
-    for part in path.read_text().strip().split(","):
-        first, _, last = part.partition("-")
-        count += int(last or first) - int(first) + 1
-    return float(count)
+def _average(values: deque[float]) -> float:
+    if not values:
+        return FAILED
+    return float(Decimal(str(fmean(values))).quantize(Decimal("0.000001"), ROUND_HALF_UP))

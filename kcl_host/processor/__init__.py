@@ -14,6 +14,24 @@
 The host starts one process per shard, so a processor sees the records of one shard, in order.
 """
 
-from kcl_host.processor.record_processor import Checkpointer, CheckpointError, Record, RecordProcessor, run
+from kcl_host.processor.record_processor import (
+    Checkpointer,
+    CheckpointError,
+    ExtensionNotEnabled,
+    PendingCheckpoint,
+    PreparedCheckpointer,
+    Record,
+    RecordProcessor,
+    run,
+)
 
-__all__ = ["CheckpointError", "Checkpointer", "Record", "RecordProcessor", "run"]
+__all__ = [
+    "CheckpointError",
+    "Checkpointer",
+    "ExtensionNotEnabled",
+    "PendingCheckpoint",
+    "PreparedCheckpointer",
+    "Record",
+    "RecordProcessor",
+    "run",
+]

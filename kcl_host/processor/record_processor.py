@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from binascii import a2b_base64
+from binascii import a2b_base64, b2a_base64
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ class CheckpointError(Exception):
     def may_pass(self) -> bool:
         """Whether the same checkpoint may succeed later."""
         return self.value in ("ThrottlingException", "KinesisClientLibDependencyException")
+
+
+class ExtensionNotEnabled(RuntimeError):
+    """The host does not offer the addition to the protocol that was asked for; the message says how to switch it on."""
 
 
 class Record:
@@ -72,6 +76,40 @@ class Record:
         return arrival
 
 
+class PendingCheckpoint:
+    """A checkpoint that was prepared before this process started, and never made; where it was to be made."""
+
+    __slots__ = ("application_state", "sequence_number", "sub_sequence_number")
+
+    def __init__(self, sequence_number: str, sub_sequence_number: int, application_state: bytes | None) -> None:
+        self.sequence_number = sequence_number
+        self.sub_sequence_number = sub_sequence_number
+        self.application_state = application_state
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.sequence_number}/{self.sub_sequence_number} {self.application_state!r}>"
+
+
+class PreparedCheckpointer(PendingCheckpoint):
+    """The second phase of a checkpoint; the first one stands in the lease."""
+
+    __slots__ = ("_checkpointer",)
+
+    def __init__(
+        self,
+        checkpointer: Checkpointer,
+        sequence_number: str,
+        sub_sequence_number: int,
+        application_state: bytes | None,
+    ) -> None:
+        super().__init__(sequence_number, sub_sequence_number, application_state)
+        self._checkpointer = checkpointer
+
+    def checkpoint(self) -> None:
+        """Makes the checkpoint that was prepared; in a later method too. Raises as Checkpointer.checkpoint."""
+        self._checkpointer.checkpoint(self.sequence_number, self.sub_sequence_number)
+
+
 class Checkpointer:
     """Asks the host to remember how far this shard is processed. Valid only inside the method it was given to."""
 
@@ -85,13 +123,44 @@ class Checkpointer:
         sub-sequence number stands for sub-sequence number 0, the first record of an aggregate. Returns once the host
         has stored it; raises CheckpointError.
         """
-        self._conversation.write(
-            {
-                "action": "checkpoint",
-                "sequenceNumber": sequence_number,
-                "subSequenceNumber": sub_sequence_number,
-            }
+        self._request("checkpoint", sequenceNumber=sequence_number, subSequenceNumber=sub_sequence_number)
+
+    @property
+    def can_prepare(self) -> bool:
+        """Whether the host offers prepare_checkpoint: protocolExtensions = prepareCheckpoint."""
+        return "prepareCheckpoint" in self._conversation.extensions
+
+    def prepare_checkpoint(
+        self,
+        sequence_number: str | None = None,
+        sub_sequence_number: int | None = None,
+        application_state: bytes | None = None,
+    ) -> PreparedCheckpointer:
+        """The first phase of a checkpoint at this position, which is chosen as in `checkpoint`.
+
+        The host stores it with up to 4096 bytes of `application_state` beside the checkpoint, which stays where it is.
+        Who goes on with the shard before it is made finds it as `pending_checkpoint` and starts at the checkpoint. Any
+        checkpoint that moves ends it, another one prepared takes its place. Raises CheckpointError, and
+        ExtensionNotEnabled when the host does not offer it.
+        """
+        if not self.can_prepare:
+            raise ExtensionNotEnabled(
+                "the host does not offer prepared checkpoints: set protocolExtensions = prepareCheckpoint in the "
+                ".properties file of kcl-host; Amazon's MultiLangDaemon has no such thing"
+            )
+        if sequence_number is None:
+            sequence_number, sub_sequence_number = self._conversation.position
+        state = application_state
+        self._request(
+            "prepareCheckpoint",
+            sequenceNumber=sequence_number,
+            subSequenceNumber=sub_sequence_number,
+            applicationState=None if state is None else b2a_base64(state, newline=False).decode(),
         )
+        return PreparedCheckpointer(self, sequence_number, sub_sequence_number or 0, state)
+
+    def _request(self, action: str, **fields: object) -> None:
+        self._conversation.write({"action": action, **fields})
         answer = self._conversation.read()
         if answer is None:  # the host is gone or gave us up; somebody else goes on from the last checkpoint
             raise CheckpointError("ShutdownException")
@@ -135,6 +204,9 @@ class RecordProcessor:
 
     millis_behind_latest: int | None = None
     """Of the current batch; None when the host does not know."""
+    pending_checkpoint: PendingCheckpoint | None = None
+    """What a process before this one prepared and did not checkpoint; set before `initialize` is called, where the host
+    offers prepared checkpoints. Records start after the checkpoint all the same."""
 
 
 class _Conversation:
@@ -143,6 +215,9 @@ class _Conversation:
     def __init__(self, stdin: IO[bytes], stdout: IO[bytes]) -> None:
         self._stdin = stdin
         self._stdout = stdout
+        self.extensions = os.environ.get("KCL_HOST_PROTOCOL_EXTENSIONS", "").split(",")
+        self.position = ("TRIM_HORIZON", 0)
+        """Where a checkpoint without a number would be made now."""
 
     def read(self) -> dict[str, Any] | None:
         """The next message; None at EOF."""
@@ -174,18 +249,36 @@ def run(processor: RecordProcessor, stdin: IO[bytes] | None = None, stdout: IO[b
 def _perform(processor: RecordProcessor, message: dict[str, Any], conversation: _Conversation) -> None:
     action = message["action"]
     if action == "initialize":
+        conversation.position = message["sequenceNumber"], message["subSequenceNumber"]
+        processor.pending_checkpoint = _pending_checkpoint(message)
         processor.initialize(message["shardId"], message["sequenceNumber"], message["subSequenceNumber"])
     elif action == "processRecords":
+        records = [Record(fields) for fields in message["records"]]
+        if records:
+            conversation.position = records[-1].sequence_number, records[-1].sub_sequence_number
         processor.millis_behind_latest = message["millisBehindLatest"]
-        processor.process_records([Record(fields) for fields in message["records"]], Checkpointer(conversation))
+        processor.process_records(records, Checkpointer(conversation))
     elif action == "leaseLost":
         processor.lease_lost()
     elif action == "shardEnded":
+        conversation.position = "SHARD_END", 0
         processor.shard_ended(Checkpointer(conversation))
     elif action == "shutdownRequested":
         processor.shutdown_requested(Checkpointer(conversation))
     else:
         raise ValueError(f"the host sent an action that does not exist: {action!r}")
+
+
+def _pending_checkpoint(message: dict[str, Any]) -> PendingCheckpoint | None:
+    sequence_number = message.get("pendingCheckpointSequenceNumber")
+    if sequence_number is None:
+        return None
+    state = message["pendingCheckpointState"]
+    return PendingCheckpoint(
+        sequence_number,
+        message["pendingCheckpointSubSequenceNumber"],
+        None if state is None else a2b_base64(state),
+    )
 
 
 def _take_standard_streams() -> tuple[IO[bytes], IO[bytes]]:

@@ -16,13 +16,35 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 
 from kcl_host.decisions.consumer_state import ShutdownReason, stronger
 from kcl_host.model.records import Batch
+from kcl_host.ports import Signal
+
+
+class EventFd:
+    """A Signal by the kernel."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def set(self) -> None:
+        os.eventfd_write(self.fd, 1)
+
+    def clear(self) -> None:
+        os.eventfd_read(self.fd)
+
+    def close(self) -> None:
+        os.close(self.fd)
 
 
 class Handoff:
-    def __init__(self, *, max_batches: int, max_records: int, max_bytes: int) -> None:
+    """`signal` is set exactly while there is something for the consumer; the handoff owns and closes it."""
+
+    def __init__(
+        self, *, max_batches: int, max_records: int, max_bytes: int, new_signal: Callable[[], Signal] = EventFd
+    ) -> None:
         self._max_batches = max_batches
         self._max_records = max_records
         self._max_bytes = max_bytes
@@ -36,12 +58,16 @@ class Handoff:
         self._clears = 0
         self._closed = False
         self._readable = False
-        self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        """Readable while there is something for the consumer; poll it, never read it. Gone after `close`."""
+        self._signal = new_signal()
 
     def __repr__(self) -> str:
         reason = self._stop_reason.name if self._stop_reason else "-"
         return f"<Handoff batches={self._batches} records={self._records} bytes={self._bytes} stop={reason}>"
+
+    @property
+    def wake_fd(self) -> int:
+        """Readable while there is something for the consumer; poll it, never read it. Gone after `close`."""
+        return self._signal.fd
 
     # The source
 
@@ -112,7 +138,7 @@ class Handoff:
             self._closed = True
             self._drop_all()
             self._tell()
-            os.close(self.wake_fd)
+            self._signal.close()
 
     # Anybody
 
@@ -173,9 +199,9 @@ class Handoff:
         if readable != self._readable and not self._closed:
             self._readable = readable
             if readable:
-                os.eventfd_write(self.wake_fd, 1)
+                self._signal.set()
             else:
-                os.eventfd_read(self.wake_fd)
+                self._signal.clear()
         self._changed.notify_all()
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from kcl_host.errors import ChildError
 from kcl_host.log import bind
 from kcl_host.model.records import Record
-from kcl_host.model.sequence import ExtendedSequenceNumber
+from kcl_host.model.sequence import ExtendedSequenceNumber, PreparedCheckpoint
 from kcl_host.multilang.dialogue import ActionDone, CheckpointRequested, Dialogue, Event, Noise
 from kcl_host.ports import Child, Reply
 
@@ -19,6 +19,8 @@ NOISE_LINES_LOGGED = 20
 
 class ChildSession:
     """`checkpoint` answers a request with the name of an error or None; it may take as long as the table does.
+
+    With the extension prepareCheckpoint the request may be one to prepare only (PrepareCheckpointRequested).
 
     A session that has failed raises the same ChildError for everything that follows, but `end` and `kill`.
     """
@@ -46,8 +48,10 @@ class ChildSession:
     def pid(self) -> int:
         return self._child.pid
 
-    def initialize(self, shard_id: str, checkpoint: ExtendedSequenceNumber) -> None:
-        self._perform(lambda: self._dialogue.initialize(shard_id, checkpoint))
+    def initialize(
+        self, shard_id: str, checkpoint: ExtendedSequenceNumber, prepared: PreparedCheckpoint | None = None
+    ) -> None:
+        self._perform(lambda: self._dialogue.initialize(shard_id, checkpoint, prepared))
 
     def process_records(self, records: list[Record], millis_behind_latest: int | None) -> None:
         self._perform(lambda: self._dialogue.process_records(records, millis_behind_latest))

@@ -11,11 +11,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import threading
 from typing import Final
 
 from kcl_host.coordination.held_leases import HeldLease
-from kcl_host.decisions.child_restart import ChildHistory, Fatal, Restart, after_failure, after_progress
+from kcl_host.decisions.child_restart import ChildHistory, Fatal, HandOver, Restart, after_failure, after_progress
 from kcl_host.decisions.consumer_state import EVENT_OF, ConsumerEvent, ConsumerState, ShutdownReason, next_state
 from kcl_host.decisions.position import drop_delivered
 from kcl_host.decisions.shard_end import conclude_shard_end, is_blocked_on_parents
@@ -53,10 +52,11 @@ class ShardConsumer:
             max_batches=retrieval.max_pending_batches,
             max_records=retrieval.max_pending_records,
             max_bytes=retrieval.max_pending_bytes,
+            new_signal=services.threads.signal,
         )
         self._source = services.new_source(held, self.handoff)
         self._source_turns: Turns | None = None
-        self._wake = threading.Event()
+        self._wake = services.threads.event()
         self._session: ChildSession | None = None
         self._child_state = ""
         self._history = ChildHistory()
@@ -67,7 +67,7 @@ class ShardConsumer:
         self._step_since_s: float | None = None
         self._at_shard_end = False
         self._child_shards: tuple[ChildShard, ...] = ()
-        self._asked_to_shut_down = False
+        self._asked_to_shut_down = self._answered = False
         self._records = 0
         self._payload_bytes = 0
         self._millis_behind_latest: int | None = None
@@ -94,6 +94,17 @@ class ShardConsumer:
         session = self._session
         if session is not None:
             session.kill()
+
+    def finish_now(self) -> bool:
+        """The deadline of the stop has passed. True when that costs the child its life: it has not answered yet.
+
+        One that has answered only waits for the table; the lease is let go without a write.
+        """
+        if not self._answered:
+            self.kill_child()
+            return True
+        self.stop(ShutdownReason.LEASE_LOST)
+        return False
 
     def warn_if_slow(self) -> None:
         """Says so when the task under way takes longer than logWarningForTaskAfterMillis; to be called each second."""
@@ -251,11 +262,11 @@ class ShardConsumer:
             self._services.on_shard_end(self.held)
             return self._already_ended(row)
         self._open_source(row.checkpoint)
-        self._start_child(row.checkpoint)
+        self._start_child(row, row.checkpoint)
         self._on(ConsumerEvent.TASK_SUCCEEDED)
         return 0.0
 
-    def _start_child(self, checkpoint: ExtendedSequenceNumber) -> None:
+    def _start_child(self, row: Lease, checkpoint: ExtendedSequenceNumber) -> None:
         self._child_state = "STARTING"
         checkpointer = Checkpointer(
             self.held, self._services.held_leases, checkpoint, self._shard_log, self._checkpoint_moved
@@ -265,7 +276,7 @@ class ShardConsumer:
         self._log = checkpointer.log = bind(self._shard_log, child_pid=session.pid)
         if self._kill_requested:
             session.kill()
-        session.initialize(self.held.lease.shard_id, checkpoint)
+        session.initialize(row.shard_id, checkpoint, checkpointer.report_pending(row))
         self._child_state = "RUNNING"
         self._log.info("child initialized", extra={"action": "child_initialized", "checkpoint": str(checkpoint)})
 
@@ -277,9 +288,7 @@ class ShardConsumer:
     def _open_source(self, checkpoint: ExtendedSequenceNumber) -> None:
         if self._source_turns is None:
             self._source.open(checkpoint)
-            self._source_turns = self._services.start_source(
-                f"source-{self.held.lease_key}", self._source.run_once, self._services.on_fatal
-            )
+            self._source_turns = self._services.start_source(f"source-{self.held.lease_key}", self._source.run_once)
         else:
             self._source.reopen(checkpoint)
             self._source_turns.poke()
@@ -324,19 +333,29 @@ class ShardConsumer:
             # A child that fails here fails again at leaseLost, and is ended there: not between us and the next owner.
             with contextlib.suppress(ChildError):
                 self._session.shutdown_requested()
+        self._answered = True
         self._transfer()
         self.stop(ShutdownReason.LEASE_LOST)
         return 0.0
 
     def _transfer(self) -> None:
-        held_leases = self._services.held_leases
+        self._note_delivered()
+        held_leases, departure, lease = self._services.held_leases, self._services.departure, self.held.lease
         if not held_leases.is_held(self.held):
             return
-        target = held_leases.give_away(self.held)
+        to, gone = None, None
+        if lease.is_handover_pending and lease.lease_owner and departure.is_gone(lease.lease_owner):
+            gone = lease.lease_owner
+            to = departure.next_owners([lease]).get(lease.lease_key)
+        target = held_leases.give_away(self.held, to, shun=gone)
         if target is None:
             self._log.info("lease released", extra={"action": "lease_released"})
         else:
             self._log.info("lease handed over", extra={"action": "lease_handed_over", "to": target})
+
+    def _note_delivered(self) -> None:
+        if self._settings.lease.handover_pending_checkpoint and self._checkpointer is not None:
+            self._checkpointer.note_delivered()
 
     # SHUTTING_DOWN
 
@@ -348,7 +367,7 @@ class ShardConsumer:
         if self._services.held_leases.drop(self.held):
             extra = {
                 "action": "lease_lost",
-                "reason": "not renewed for longer than failoverTimeMillis, or no usable row",
+                "reason": "not renewed for longer than failoverTimeMillis, not handed over in time, or no usable row",
             }
             self._log.warning("lease lost", extra=extra)
         if self._session is not None:
@@ -417,28 +436,56 @@ class ShardConsumer:
             self._child_state, self._not_before_s = "FATAL", math.inf
             self._services.on_fatal(f"child of shard {self.held.lease.shard_id}", error)
             return
+        # A lease that came from another worker without any progress since has been handed over, or its worker crashed.
+        handed_over_before = self.held.lease.owner_switches_since_checkpoint > 0
+        to = None if handed_over_before else self._other_worker()
         self._history, decision = after_failure(
             self._history,
             now_s=self._clock.monotonic(),
             rng=self._services.rng,
             settings=self._settings.child,
-            other_workers_alive=False,
-            handed_over_before=False,
+            other_workers_alive=to is not None,
+            handed_over_before=handed_over_before,
         )
-        if isinstance(decision, Fatal):
-            self._child_state, pause_s = "FATAL", decision.retry_in_s
-            self._log.error(
-                "child keeps failing without progress; the shard stands still until the next try",
-                extra={"action": "child_fatal", "failures": self._history.failures, "next_try_s": round(pause_s)},
-            )
-        else:
-            assert isinstance(decision, Restart)
-            self._child_state, pause_s = "BACKOFF", decision.delay_s
-            self._log.warning(
-                "child will be restarted",
-                extra={"action": "child_backoff", "failures": self._history.failures, "delay_s": round(pause_s, 1)},
-            )
+        pause_s = 0.0
+        match decision:
+            case HandOver():
+                self._hand_over_failing(to)
+            case Fatal():
+                self._child_state, pause_s = "FATAL", decision.retry_in_s
+                self._log.error(
+                    "child keeps failing without progress; the shard stands still until the next try",
+                    extra={"action": "child_fatal", "failures": self._history.failures, "next_try_s": round(pause_s)},
+                )
+            case Restart():
+                self._child_state, pause_s = "BACKOFF", decision.delay_s
+                self._log.warning(
+                    "child will be restarted",
+                    extra={"action": "child_backoff", "failures": self._history.failures, "delay_s": round(pause_s, 1)},
+                )
         self._not_before_s = self._clock.monotonic() + pause_s
+
+    def _other_worker(self) -> str | None:
+        """Who could take this lease; None as long as nobody asks for it, or when nobody can."""
+        if self._history.failures + 1 < self._settings.child.failures_before_handover:
+            return None
+        try:
+            return self._services.departure.next_owners([self.held.lease]).get(self.held.lease_key)
+        except RetryLater as error:
+            self._log.warning("no other worker found", extra={"action": "next_owner_unknown", "error": str(error)})
+            return None
+
+    def _hand_over_failing(self, to: str | None) -> None:
+        """Direct, as there is no child to ask; such a write counts as a switch of owners without a checkpoint."""
+        self._note_delivered()
+        try:
+            target = self._services.held_leases.give_away(self.held, to)
+        except RetryLater as error:
+            self._log.warning("lease not handed over", extra={"action": "handover_failed", "error": str(error)})
+            return  # One more try of the child here, and if that fails one more of this.
+        extra = {"action": "lease_handed_over_failing", "to": target, "failures": self._history.failures}
+        self._log.error("child keeps failing here, the lease goes to another worker", extra=extra)
+        self.stop(ShutdownReason.LEASE_LOST)
 
     def _child_is_gone(self, error: ChildError) -> None:
         self._say_failed(error)

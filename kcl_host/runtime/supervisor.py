@@ -8,23 +8,13 @@ from __future__ import annotations
 
 import logging
 import queue
-import random
-import uuid
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from functools import partial
 from typing import Final, Literal
 
 import msgspec
 
 from kcl_host import __version__
-from kcl_host.aws.clients import clients_for
-from kcl_host.aws.coordinator_table import DynamoDbCoordinatorTable
-from kcl_host.aws.kinesis import KinesisStream
-from kcl_host.aws.lease_table import DynamoDbLeaseTable
-from kcl_host.aws.worker_metrics_table import DynamoDbWorkerMetricsTable
-from kcl_host.child.process import child_environment, start_child
-from kcl_host.child.stderr import level_of
 from kcl_host.config.settings import Settings
 from kcl_host.coordination.auditor import Auditor
 from kcl_host.coordination.departure import Departure
@@ -44,15 +34,15 @@ from kcl_host.log import CHILD, bind
 from kcl_host.model.lease import Lease
 from kcl_host.model.shard import StreamIdentifier
 from kcl_host.multilang.dialogue import CheckpointRequested, Dialogue
-from kcl_host.observe.load import LoadSampler
-from kcl_host.ports import Clock
+from kcl_host.ports import Mailbox, Thread
 from kcl_host.retrieval.handoff import Handoff
 from kcl_host.retrieval.polling import PollingSource
 from kcl_host.runtime.child_session import ChildSession
 from kcl_host.runtime.consumer_services import ConsumerServices
 from kcl_host.runtime.consumer_status import ConsumerStatus
+from kcl_host.runtime.outside import Outside
 from kcl_host.runtime.shard_consumer import ShardConsumer
-from kcl_host.runtime.threads import ConsumerThread, Periodic
+from kcl_host.runtime.threads import Periodic
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +51,8 @@ LAST_TURN_S: Final = 1.0
 STREAM_READY: Final = ("ACTIVE", "UPDATING")
 SLOW_TASK_CHECK_S: Final = 1.0
 """Java looks as often, and warns each time."""
+JOIN_S: Final = 5.0
+"""So long the process waits at its end for requests that are under way, all together."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -90,16 +82,16 @@ class StoppedAtOnce(KclHostError):
 class Supervisor:
     """`run` blocks until the worker has stopped; `request_stop` and `stop_now` may be called by signal handlers."""
 
-    def __init__(self, settings: Settings, *, environ: dict[str, str], clock: Clock, rng: random.Random) -> None:
+    def __init__(self, settings: Settings, outside: Outside) -> None:
         self._settings = settings
-        self._environ = environ
-        self._clock = clock
-        self._rng = rng
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._outside = outside
+        self._clock = outside.clock
+        self._events: Mailbox[Event] = outside.threads.mailbox()
         self._phase: Literal["STARTING", "RUNNING", "STOPPING", "STOPPED"] = "STARTING"
         self._consumers: dict[str, ShardConsumer] = {}
-        self._threads: dict[str, ConsumerThread] = {}
+        self._threads: dict[str, Thread] = {}
         self._synced = False
+        self._lead_again_s = 0.0
         self._periodics: dict[str, Periodic] = {}
         self._wire()
 
@@ -111,19 +103,24 @@ class Supervisor:
     def stop_now(self) -> None:
         self._events.put(Event("stop_now"))
 
+    @property
+    def is_leader(self) -> bool:
+        return self._election.is_leader()
+
     def status(self) -> WorkerStatus:
         return WorkerStatus(
             application_name=self._settings.application_name,
             stream_name=self._settings.stream.name,
             worker_id=self._settings.worker_id,
             phase=self._phase,
-            is_leader=self._election.is_leader(),
+            is_leader=self.is_leader,
             consumers=tuple(sorted((c.status() for c in list(self._consumers.values())), key=lambda s: s.lease_key)),
         )
 
     def run(self) -> None:
         """Raises KclHostError with the reason when the worker could not start or had to stop."""
         failure: BaseException | None = None
+        join_s = JOIN_S
         try:
             try:
                 if self._start():
@@ -132,49 +129,46 @@ class Supervisor:
             except Exception as error:
                 failure = error  # What was started must be stopped in order all the same.
             self._phase = "STOPPING"
-            in_time = self._drain(give_away=not isinstance(failure, TwinWorker))
+            exceeded = self._drain(give_away=not isinstance(failure, TwinWorker))
+        except StoppedAtOnce:
+            join_s = 0.0
+            raise
         finally:
-            self._stop_threads()
+            self._stop_threads(join_s)
             self._phase = "STOPPED"
         if failure is not None:
             raise failure
-        if not in_time:
-            raise DrainDeadlineExceeded(
-                f"children were killed because they did not finish within shutdownGraceMillis = "
-                f"{self._settings.coordinator.shutdown_grace_s * 1000:.0f}; nothing is lost, what they did not "
-                "checkpoint will be delivered again"
-            )
+        if exceeded is not None:
+            raise exceeded
 
     # Wiring
 
     def _wire(self) -> None:
-        settings, clock, rng, worker_id = self._settings, self._clock, self._rng, self._settings.worker_id
-        clients = clients_for(settings)
-        self._stream = KinesisStream(
-            clients.kinesis,
-            settings.stream.name,
-            arn=settings.stream.arn,
-            list_shards_backoff_s=settings.shard_sync.list_shards_backoff_s,
-            list_shards_max_attempts=settings.shard_sync.list_shards_max_attempts,
-        )
-        self._lease_table = DynamoDbLeaseTable(
-            clients.dynamodb, settings.lease_table, scan_segments=settings.lease.scan_segments
-        )
-        coordinator_table = DynamoDbCoordinatorTable(clients.dynamodb, settings.coordinator_table)
-        metrics_table = DynamoDbWorkerMetricsTable(clients.dynamodb, settings.worker_metrics_table)
-        self._metadata = Metadata(self._lease_table, coordinator_table, metrics_table, settings, clock, rng)
-        self._sampler = LoadSampler(disabled=settings.worker_metrics.disabled)
+        settings, outside, worker_id = self._settings, self._outside, self._settings.worker_id
+        clock, rng, threads = outside.clock, outside.rng, outside.threads
+        self._stream, self._lease_table = outside.stream, outside.lease_table
+        metrics_table = outside.worker_metrics_table
+        self._metadata = Metadata(self._lease_table, outside.coordinator_table, metrics_table, settings, clock, rng)
         self._report = WorkerReport(
-            metrics_table, worker_id, settings.worker_metrics, clock, self._sampler.drain_average
+            metrics_table, worker_id, settings.worker_metrics, clock, outside.drain_load, threads.lock
         )
-        self._election = Election(coordinator_table, worker_id, settings.lock, clock, _uuid)
+        self._election = Election(
+            outside.coordinator_table,
+            worker_id,
+            settings.lock,
+            clock,
+            outside.new_id,
+            threads.lock,
+            on_change=self._wake_leader,
+        )
         self._held_leases = HeldLeases(
             self._lease_table,
             worker_id,
             settings.lease,
             clock,
-            _uuid,
+            outside.new_id,
             on_lost=lambda held, _: self._events.put(Event("lost", held)),
+            new_lock=threads.lock,
         )
         self._assigner = Assigner(
             self._election,
@@ -187,8 +181,11 @@ class Supervisor:
             clock,
             rng,
             on_assigned_to_self=self._assigned_to_self,
+            for_each=threads.for_each,
         )
-        self._departure = Departure(self._lease_table, metrics_table, worker_id, settings, clock)
+        self._departure = Departure(
+            self._lease_table, metrics_table, worker_id, settings, clock, doubtful=self._assigner.doubtful_workers
+        )
         self._discovery = Discovery(
             self._lease_table,
             self._held_leases,
@@ -199,17 +196,22 @@ class Supervisor:
             is_alone=lambda: self._assigner.active_workers == {worker_id},
             on_found=lambda held: self._events.put(Event("found", held)),
         )
-        self._renewers = ThreadPoolExecutor(max(settings.lease.max_renewal_threads // 4, 2), "renewal")
         self._renewal = Renewal(
             self._held_leases,
             settings.lease,
             clock,
-            for_each=self._in_parallel,
+            for_each=threads.for_each,
             on_handover=lambda held: self._events.put(Event("handover", held)),
         )
         identifier = StreamIdentifier(name=settings.stream.name)
         self._shard_sync = ShardSync(
-            self._stream, self._lease_table, identifier, settings.initial_position, settings.shard_sync
+            self._stream,
+            self._lease_table,
+            identifier,
+            settings.initial_position,
+            settings.shard_sync,
+            sleep=threads.event().wait,
+            new_lock=threads.lock,
         )
         self._cleanup = LeaseCleanup(self._stream, self._lease_table, settings.shard_sync, clock)
         self._auditor = Auditor(
@@ -225,19 +227,18 @@ class Supervisor:
             settings=settings,
             lease_table=self._lease_table,
             held_leases=self._held_leases,
+            departure=self._departure,
             shard_end=ShardEnd(self._lease_table, rng),
             lease_cleanup=self._cleanup,
             clock=clock,
             rng=rng,
+            threads=threads,
             new_source=self._new_source,
+            start_source=self._start_source,
             start_session=self._start_session,
             on_fatal=self._fatal,
             on_shard_end=lambda held: self._events.put(Event("shard_ended", held)),
         )
-
-    def _in_parallel(self, renew: Callable[[HeldLease], None], leases: Iterable[HeldLease]) -> None:
-        for _ in self._renewers.map(renew, leases):
-            pass
 
     def _new_source(self, held: HeldLease, handoff: Handoff) -> PollingSource:
         return PollingSource(
@@ -247,32 +248,27 @@ class Supervisor:
             self._settings.retrieval,
             self._settings.initial_position,
             self._clock,
-            self._rng,
+            self._outside.rng,
         )
 
+    def _start_source(self, name: str, run_once: Callable[[], float | None]) -> Periodic:
+        """A thread of its own, for which the process does not wait: a read may take long and changes nothing."""
+        return Periodic(name, run_once, threads=self._outside.threads, on_fatal=self._fatal, daemon=True).start()
+
     def _start_session(self, held: HeldLease, checkpoint: Callable[[CheckpointRequested], str | None]) -> ChildSession:
-        settings, shard_id = self._settings, held.lease.shard_id
+        settings, shard_id = self._settings.child, held.lease.shard_id
+        child = self._outside.start_child(shard_id)
+        dialogue = Dialogue(settings.max_line_bytes, settings.protocol_extensions)
         log = bind(logging.getLogger(CHILD), shard=shard_id)
-        child = start_child(
-            settings.child.command,
-            env=child_environment(
-                self._environ,
-                application=settings.application_name,
-                stream=settings.stream.name,
-                shard=shard_id,
-                worker=settings.worker_id,
-            ),
-            settings=settings.child,
-            on_stderr=lambda line: log.log(
-                level_of(line), line, extra={"child_pid": child.pid, "action": "child_stderr"}
-            ),
-            name=shard_id,
-        )
-        dialogue = Dialogue(max_line_bytes=settings.child.max_line_bytes)
-        return ChildSession(child, dialogue, checkpoint, settings.child.response_timeout_s, log)
+        return ChildSession(child, dialogue, checkpoint, settings.response_timeout_s, log)
 
     def _fatal(self, where: str, error: BaseException) -> None:
         self._events.put(Event("fatal", where=where, error=error))
+
+    def _wake_leader(self) -> None:
+        """The lock was taken, lost, or stands still: the leader's turn comes now. There is none in the first steps."""
+        if "lead" in self._periodics:
+            self._periodics["lead"].poke()
 
     def _assigned_to_self(self, lease: Lease, read_at_s: float) -> None:
         self._discovery.take_up(lease, read_at_s)
@@ -301,13 +297,14 @@ class Supervisor:
         self._periodic("renewal", self._renewal.run_once)
         if not self._retrying(self._lead):
             return False
-        self._periodic("lead", self._lead)
+        self._periodic("lead", self._lead, first_in_s=self._lead_again_s)
         self._periodic("discovery", self._discovery.run_once)
         self._periodic("audit", self._auditor.run_once)
         self._periodic("cleanup", self._cleanup.run_once)
         self._periodic("client-version", self._metadata.run_once, fatal=(MetadataConflict,))
-        if not self._settings.worker_metrics.disabled:
-            self._periodic("load", self._sample)
+        # Workers of one host must not all measure at the same moment.
+        first_s = self._settings.worker_metrics.capture_interval_s * self._outside.rng.random()
+        self._periodic("load", self._outside.sample_load, first_in_s=first_s)
         if self._settings.lifecycle.log_warning_for_task_after_s is not None:
             self._periodic("slow-tasks", self._warn_of_slow_tasks)
         return True
@@ -365,7 +362,8 @@ class Supervisor:
         elif not self._synced:
             self._sync_shards()
             self._synced = True
-        return self._assigner.run_once()
+        self._lead_again_s = self._assigner.run_once()
+        return self._lead_again_s
 
     def _sync_shards(self) -> None:
         has_leases = not self._lease_table.is_empty()
@@ -378,10 +376,6 @@ class Supervisor:
                 raise
             # The leases that are there must go on; the audit will find what is missing.
             _log.error("shard sync failed", extra={"action": "shard_sync_failed", "error": str(error)})
-
-    def _sample(self) -> float:
-        self._sampler.sample()
-        return self._settings.worker_metrics.capture_interval_s
 
     def _warn_of_slow_tasks(self) -> float:
         for consumer in list(self._consumers.values()):
@@ -397,7 +391,7 @@ class Supervisor:
         fatal: tuple[type[Exception], ...] = (),
     ) -> None:
         self._periodics[name] = Periodic(
-            name, run_once, on_fatal=self._fatal, first_in_s=first_in_s, fatal=fatal
+            name, run_once, threads=self._outside.threads, on_fatal=self._fatal, first_in_s=first_in_s, fatal=fatal
         ).start()
 
     # Run
@@ -426,9 +420,9 @@ class Supervisor:
                 return  # Lost before we got here, and that event may have come first.
             consumer = ShardConsumer(held, self._services)
             self._consumers[held.token] = consumer
-            self._threads[held.token] = ConsumerThread(
-                f"shard-{held.lease_key}", consumer.run, lambda: self._events.put(Event("finished", held))
-            ).start()
+            self._threads[held.token] = self._outside.threads.start(
+                f"shard-{held.lease_key}", lambda: self._consume(consumer)
+            )
             return
         consumer_of = self._consumers.get(held.token)
         if event.kind == "finished":
@@ -447,10 +441,16 @@ class Supervisor:
             for consumer in self._consumers.values():
                 consumer.poke()
 
+    def _consume(self, consumer: ShardConsumer) -> None:
+        try:
+            consumer.run()
+        finally:
+            self._events.put(Event("finished", consumer.held))
+
     # Stop (DESIGN.md 4.2)
 
-    def _drain(self, *, give_away: bool) -> bool:
-        """Ends every consumer within shutdownGraceMillis; False when children had to be killed."""
+    def _drain(self, *, give_away: bool) -> DrainDeadlineExceeded | None:
+        """Ends every consumer within shutdownGraceMillis, or soon after; what could not be done in time, or None."""
         deadline_s = self._clock.monotonic() + self._settings.coordinator.shutdown_grace_s
         for name in ("lead", "election", "discovery", "audit", "cleanup", "client-version", "report"):
             if name in self._periodics:
@@ -466,17 +466,27 @@ class Supervisor:
             _attempt("name the next owners of the leases", self._name_next_owners)
         for consumer in self._consumers.values():
             consumer.stop(reason)
-        in_time = self._await_consumers(deadline_s)
-        if not in_time:
-            for token in self._threads:
-                self._consumers[token].kill_child()
-            child = self._settings.child
-            self._await_consumers(self._clock.monotonic() + child.term_deadline_s + child.close_deadline_s)
+        exceeded = None if self._await_consumers(deadline_s) else self._finish_now()
         if give_away:
             self._release_the_rest()
-            _attempt("release what arrived meanwhile", self._release_late_arrivals)
+            _attempt("pass on what arrived meanwhile", self._pass_on_late_arrivals)
             _attempt("expire the metrics of this worker", self._report.expire)
-        return in_time
+        return exceeded
+
+    def _finish_now(self) -> DrainDeadlineExceeded:
+        within = f"within shutdownGraceMillis = {self._settings.coordinator.shutdown_grace_s * 1000:.0f}"
+        killed = [token for token in self._threads if self._consumers[token].finish_now()]
+        child = self._settings.child
+        self._await_consumers(self._clock.monotonic() + child.term_deadline_s + child.close_deadline_s)
+        if killed:
+            return DrainDeadlineExceeded(
+                f"children were killed because they did not finish {within}; nothing is lost, what they did not "
+                "checkpoint will be delivered again"
+            )
+        return DrainDeadlineExceeded(
+            f"leases could not be handed over {within}, because the lease table did not answer; nothing is lost, other "
+            "workers take them when they have expired"
+        )
 
     def _await_consumers(self, deadline_s: float) -> bool:
         while self._threads:
@@ -497,30 +507,32 @@ class Supervisor:
 
     def _name_next_owners(self) -> None:
         """Initiates the handover of each held lease to a live worker; leases without one are evicted later."""
-        for held, to in self._departure.targets(self._held_leases.all(), self._assigner.doubtful_workers()):
-            self._held_leases.initiate_handover(held, to)
+        self._outside.threads.for_each(
+            lambda move: self._held_leases.initiate_handover(*move), self._departure.targets(self._held_leases.all())
+        )
 
     def _release_the_rest(self) -> None:
         for held in self._held_leases.all():
             _attempt("release a lease", partial(self._held_leases.give_away, held))
 
-    def _release_late_arrivals(self) -> None:
-        for lease in self._discovery.leases_named_ours():
-            if not lease.is_handover_pending:
-                _attempt("release a late arrival", partial(self._lease_table.evict, lease))
+    def _pass_on_late_arrivals(self) -> None:
+        """What was given to us while we stopped. Leases still pending to us are their old owners' to redirect."""
+        arrived = [lease for lease in self._discovery.leases_named_ours() if not lease.is_handover_pending]
+        if arrived:
+            to = self._departure.next_owners(arrived)
+            for lease in arrived:
+                write = partial(self._lease_table.assign, to=to[lease.lease_key]) if lease.lease_key in to else None
+                _attempt("pass on a late arrival", partial(write or self._lease_table.evict, lease))
 
-    def _stop_threads(self) -> None:
+    def _stop_threads(self, join_s: float) -> None:
         for consumer in self._consumers.values():
             consumer.stop(ShutdownReason.LEASE_LOST)  # Whatever happened before: no thread may keep the process alive.
         for periodic in self._periodics.values():
             periodic.stop()
+        deadline_s = self._clock.monotonic() + join_s
         for periodic in self._periodics.values():
-            periodic.join(5.0)
-        self._renewers.shutdown(wait=False, cancel_futures=True)
-
-
-def _uuid() -> str:
-    return str(uuid.uuid4())
+            periodic.join(max(0.0, deadline_s - self._clock.monotonic()))
+        self._outside.threads.close()
 
 
 def _attempt(what: str, act: Callable[[], object]) -> None:

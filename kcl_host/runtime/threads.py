@@ -1,14 +1,50 @@
-"""The only place that waits: a thread that gives an object its turns."""
+"""The only place that starts threads and waits for them."""
 
 from __future__ import annotations
 
 import logging
+import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from kcl_host.errors import KclHostError
+from kcl_host.ports import Event, Item, Lock, Mailbox, Signal, Thread, Threads
+from kcl_host.retrieval.handoff import EventFd
 
 _log = logging.getLogger(__name__)
+
+
+class SystemThreads:
+    """Threads of the operating system; `pool_size` of them serve `for_each`."""
+
+    def __init__(self, pool_size: int) -> None:
+        self._pool = ThreadPoolExecutor(pool_size, "for-each")
+
+    def start(self, name: str, body: Callable[[], None], *, daemon: bool = False) -> Thread:
+        thread = threading.Thread(target=body, name=name, daemon=daemon)
+        thread.start()
+        return thread
+
+    def lock(self) -> Lock:
+        return threading.Lock()
+
+    def event(self) -> Event:
+        return threading.Event()
+
+    def signal(self) -> Signal:
+        return EventFd()
+
+    def mailbox(self) -> Mailbox[Any]:
+        return queue.SimpleQueue()
+
+    def for_each(self, act: Callable[[Item], None], items: Iterable[Item]) -> None:
+        for _ in self._pool.map(act, items):
+            pass
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Periodic:
@@ -24,6 +60,7 @@ class Periodic:
         name: str,
         run_once: Callable[[], float | None],
         *,
+        threads: Threads,
         on_fatal: Callable[[str, BaseException], None],
         retry_s: float = 1.0,
         fatal: tuple[type[Exception], ...] = (),
@@ -36,15 +73,17 @@ class Periodic:
         self._retry_s = retry_s
         self._first_in_s = first_in_s
         self._fatal = fatal
-        self._wake = threading.Event()
+        self._threads = threads
+        self._daemon = daemon
+        self._wake = threads.event()
         self._stopped = False
-        self._thread = threading.Thread(target=self._loop, name=name, daemon=daemon)
+        self._thread: Thread | None = None
 
     def __repr__(self) -> str:
         return f"<Periodic {self._name}>"
 
     def start(self) -> Periodic:
-        self._thread.start()
+        self._thread = self._threads.start(self._name, self._loop, daemon=self._daemon)
         return self
 
     def poke(self) -> None:
@@ -58,8 +97,9 @@ class Periodic:
 
     def join(self, timeout_s: float) -> bool:
         """True when the thread has ended within the time, or was never started."""
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _loop(self) -> None:
@@ -85,22 +125,3 @@ class Periodic:
                 return
             if not self._stopped:
                 self._wake.wait(pause_s)
-
-
-class ConsumerThread:
-    """The thread of one shard consumer; `on_end` is called as its last act."""
-
-    def __init__(self, name: str, run: Callable[[], None], on_end: Callable[[], None]) -> None:
-        self._run = run
-        self._on_end = on_end
-        self._thread = threading.Thread(target=self._body, name=name)
-
-    def start(self) -> ConsumerThread:
-        self._thread.start()
-        return self
-
-    def _body(self) -> None:
-        try:
-            self._run()
-        finally:
-            self._on_end()

@@ -1,17 +1,22 @@
-"""The engines that the contract is held against: our fakes, moto in this process, and DynamoDB Local (`interop`)."""
+"""The engines that the contract is held against.
+
+Our fakes and moto in this process; DynamoDB Local and dynalite (`interop`), each started once for all modules; for
+races the embedded engine too, which is moto behind one lock.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import botocore.session
 import pytest
+from botocore.config import Config
 from contract_engines import DynamoDb, Tables
 
 from kcl_host.aws.coordinator_table import DynamoDbCoordinatorTable
 from kcl_host.aws.kinesis import install_fast_get_records
-from kcl_host.aws.lease_table import DynamoDbLeaseTable
 from kcl_host.aws.worker_metrics_table import DynamoDbWorkerMetricsTable
 from kcl_host.ports import CoordinatorTable, LeaseTable, WorkerMetricsTable
 from tests.fakes.clock import FakeClock
@@ -19,7 +24,10 @@ from tests.fakes.coordinator_table import InMemoryCoordinatorTable
 from tests.fakes.lease_table import InMemoryLeaseTable
 from tests.fakes.worker_metrics_table import InMemoryWorkerMetricsTable
 
-_CLIENT = {"region_name": "us-east-1", "aws_access_key_id": "key", "aws_secret_access_key": "secret"}
+_KEYS = {"region_name": "us-east-1", "aws_access_key_id": "key", "aws_secret_access_key": "secret"}
+_ON_LOOPBACK = Config(retries={"total_max_attempts": 1}, max_pool_connections=32, read_timeout=30)
+"""One attempt, as in the host: a repeated request would hide what an engine answers."""
+INTEROP = [pytest.param(name, marks=pytest.mark.interop) for name in ("dynamodb_local", "dynalite")]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,28 +49,59 @@ def moto_session() -> Iterator[botocore.session.Session]:
             yield session
 
 
-@pytest.fixture(scope="module", params=["moto", pytest.param("dynamodb_local", marks=pytest.mark.interop)])
-def dynamodb(request: pytest.FixtureRequest) -> Iterator[DynamoDb]:
-    if request.param == "moto":
-        yield DynamoDb(request.getfixturevalue("moto_session").create_client("dynamodb", **_CLIENT), "moto")
-        return
-    yield from _dynamodb_local()
+@pytest.fixture(scope="module")
+def moto(moto_session: botocore.session.Session) -> DynamoDb:
+    return DynamoDb(moto_session.create_client("dynamodb", **_KEYS), "moto")
 
 
-@pytest.fixture(scope="module", params=["memory", "moto", pytest.param("dynamodb_local", marks=pytest.mark.interop)])
-def tables(request: pytest.FixtureRequest) -> Iterator[Tables]:
+@pytest.fixture(scope="session")
+def dynamodb_local() -> Iterator[DynamoDb]:
+    from tests.interop.dynamodb_local import dynamodb_local
+
+    with dynamodb_local() as endpoint_url:
+        yield DynamoDb(_client(endpoint_url), "DynamoDB Local")
+
+
+@pytest.fixture(scope="session")
+def dynalite() -> Iterator[DynamoDb]:
+    from tests.interop.dynalite import dynalite
+
+    with dynalite() as endpoint_url:
+        yield DynamoDb(_client(endpoint_url), "dynalite")
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Iterator[DynamoDb]:
+    from kcl_host.local.dynamodb import DynamoDbEngine
+
+    engine = DynamoDbEngine()
+    engine.start()
+    try:
+        yield DynamoDb(_client(engine.endpoint), "embedded")
+    finally:
+        engine.stop()
+
+
+@pytest.fixture(scope="module", params=["moto", *INTEROP])
+def dynamodb(request: pytest.FixtureRequest) -> DynamoDb:
+    return _engine(request)
+
+
+@pytest.fixture(scope="module", params=["embedded", *INTEROP])
+def judge(request: pytest.FixtureRequest) -> DynamoDb:
+    """An engine whose conditional writes are atomic; moto's alone are not."""
+    return _engine(request)
+
+
+@pytest.fixture(scope="module", params=["memory", "moto", *INTEROP])
+def tables(request: pytest.FixtureRequest) -> Tables:
     if request.param == "memory":
-        yield Tables(
+        return Tables(
             lambda: InMemoryLeaseTable(FakeClock()),
             lambda: InMemoryCoordinatorTable(FakeClock()),
             lambda: InMemoryWorkerMetricsTable(FakeClock()),
         )
-    elif request.param == "moto":
-        client = request.getfixturevalue("moto_session").create_client("dynamodb", **_CLIENT)
-        yield _tables_of(DynamoDb(client, "moto"))
-    else:
-        for engine in _dynamodb_local():
-            yield _tables_of(engine)
+    return _tables_of(_engine(request))
 
 
 @pytest.fixture
@@ -80,20 +119,17 @@ def worker_metrics_table(tables: Tables) -> WorkerMetricsTable:
     return tables.worker_metrics_table()
 
 
-def _dynamodb_local() -> Iterator[DynamoDb]:
-    from tests.interop.dynamodb_local import dynamodb_local
+def _engine(request: pytest.FixtureRequest) -> DynamoDb:
+    engine: DynamoDb = request.getfixturevalue(request.param)
+    return engine
 
-    with dynamodb_local() as endpoint_url:
-        session = botocore.session.Session()
-        yield DynamoDb(session.create_client("dynamodb", endpoint_url=endpoint_url, **_CLIENT), "DynamoDB Local")
+
+def _client(endpoint_url: str) -> Any:
+    session = botocore.session.Session()
+    return session.create_client("dynamodb", endpoint_url=endpoint_url, config=_ON_LOOPBACK, **_KEYS)
 
 
 def _tables_of(dynamodb: DynamoDb) -> Tables:
-    def lease_table() -> LeaseTable:
-        table = DynamoDbLeaseTable(dynamodb.client, dynamodb.settings())
-        assert table.create_table()
-        return table
-
     def coordinator_table() -> CoordinatorTable:
         table = DynamoDbCoordinatorTable(dynamodb.client, dynamodb.settings())
         assert table.create_table()
@@ -104,4 +140,4 @@ def _tables_of(dynamodb: DynamoDb) -> Tables:
         assert table.create_table()
         return table
 
-    return Tables(lease_table, coordinator_table, worker_metrics_table)
+    return Tables(dynamodb.lease_table, coordinator_table, worker_metrics_table)

@@ -128,6 +128,13 @@ def test_a_report_replaces_the_one_before(worker_metrics_table: WorkerMetricsTab
     )
 
 
+def test_a_report_tells_the_last_update_of_the_one_before(worker_metrics_table: WorkerMetricsTable) -> None:
+    assert worker_metrics_table.put(STATS) is None
+    assert worker_metrics_table.put(msgspec.structs.replace(STATS, last_update_s=8)) == STATS.last_update_s
+    assert worker_metrics_table.put(msgspec.structs.replace(STATS, last_update_s=None)) == 8
+    assert worker_metrics_table.put(STATS) == 8
+
+
 def test_a_stale_row_is_deleted_only_if_it_is_still_stale(worker_metrics_table: WorkerMetricsTable) -> None:
     worker_metrics_table.put(STATS)
     assert not worker_metrics_table.delete_if_unchanged(msgspec.structs.replace(STATS, last_update_s=1))

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from contract_engines import DynamoDb
 
@@ -30,10 +31,8 @@ LEASE = {
 
 
 def new_table(dynamodb: DynamoDb, **settings: Any) -> tuple[DynamoDbLeaseTable, str]:
-    table_settings = dynamodb.settings(**settings)
-    table = DynamoDbLeaseTable(dynamodb.client, table_settings)
-    assert table.create_table()
-    return table, table_settings.name
+    name = dynamodb.settings().name
+    return dynamodb.lease_table(name=name, **settings), name
 
 
 def put(dynamodb: DynamoDb, name: str, item: dict[str, Any]) -> None:
@@ -235,6 +234,48 @@ def test_attributes_we_do_not_know_survive_every_write(dynamodb: DynamoDb) -> No
     assert "leaseOwner" not in item and "checkpointOwner" not in item
 
 
+@pytest.mark.parametrize(
+    ("state", "binary"), [(None, {}), (b"\x00\xff", {"pendingCheckpointState": {"B": b"\x00\xff"}})]
+)
+def test_a_prepared_checkpoint_is_beside_the_checkpoint(
+    dynamodb: DynamoDb, state: bytes | None, binary: dict[str, Any]
+) -> None:
+    """Each attribute, its type, and nothing else (spec 1.2, 5.8); the next checkpoint leaves none of them."""
+    table, name = new_table(dynamodb)
+    before = LEASE | {"leaseOwner": {"S": "a"}, "ownerSwitchesSinceCheckpoint": {"N": "2"}}
+    put(dynamodb, name, {**before, "pendingCheckpointState": {"B": b"older"}})
+    assert table.prepare_checkpoint(replaced(table), ExtendedSequenceNumber("6", 4), state).applied
+    pending = {"pendingCheckpoint": {"S": "6"}, "pendingCheckpointSubSequenceNumber": {"N": "4"}}
+    assert row(dynamodb, name, "s1") == before | pending | binary | {"leaseCounter": {"N": "4"}}
+    assert table.checkpoint(replaced(table), ExtendedSequenceNumber("5")).applied
+    checkpointed = {"checkpoint": {"S": "5"}, "leaseCounter": {"N": "5"}, "ownerSwitchesSinceCheckpoint": {"N": "0"}}
+    assert row(dynamodb, name, "s1") == before | checkpointed
+
+
+def test_a_refused_write_answers_with_the_row(dynamodb: DynamoDb) -> None:
+    """What we do about a refusal is decided by the row that refused, not by one read later, and costs no request."""
+    dynamodb.require("old item of a refused write")
+    table, name = new_table(dynamodb)
+    put(dynamodb, name, {**LEASE, "leaseOwner": {"S": "a"}})
+    lease = replaced(table)
+    dynamodb.client.meta.events.register("before-call.dynamodb.GetItem", forbidden, unique_id="refused")
+    try:
+        for outcome in (
+            table.renew(msgspec.structs.replace(lease, lease_counter=2), None),
+            table.checkpoint(msgspec.structs.replace(lease, lease_counter=2), AT_TRIM_HORIZON),
+            table.assign(msgspec.structs.replace(lease, lease_owner="b"), "c"),
+            table.initiate_handoff(msgspec.structs.replace(lease, lease_owner="b"), "c"),
+            table.evict(msgspec.structs.replace(lease, lease_owner="b")),
+        ):
+            assert (outcome.applied, outcome.row) == (False, lease)
+    finally:
+        dynamodb.client.meta.events.unregister("before-call.dynamodb.GetItem", unique_id="refused")
+
+
+def forbidden(**_: Any) -> None:
+    raise AssertionError("a request that is not needed")
+
+
 def replaced(table: DynamoDbLeaseTable) -> Lease:
     lease = table.get("s1")
     assert lease is not None
@@ -367,6 +408,7 @@ def test_a_missing_table(dynamodb: DynamoDb) -> None:
 
 
 def test_a_table_found_without_its_index_gets_it(dynamodb: DynamoDb) -> None:
+    dynamodb.require("index added later")
     settings = dynamodb.settings()
     dynamodb.client.create_table(
         TableName=settings.name,
@@ -397,24 +439,24 @@ def size(dynamodb: DynamoDb, name: str) -> int:
 
 
 def test_tables_are_created_as_configured(dynamodb: DynamoDb) -> None:
-    table, name = new_table(
-        dynamodb,
-        billing_mode="PROVISIONED",
-        read_capacity=4,
-        write_capacity=5,
-        deletion_protection=True,
-    )
+    table, name = new_table(dynamodb, billing_mode="PROVISIONED", read_capacity=4, write_capacity=5)
     description = dynamodb.client.describe_table(TableName=name)["Table"]
     assert table.describe() is not None
     for described in (description, description["GlobalSecondaryIndexes"][0]):
         assert described["ProvisionedThroughput"]["ReadCapacityUnits"] == 4
         assert described["ProvisionedThroughput"]["WriteCapacityUnits"] == 5
-    assert description["DeletionProtectionEnabled"] is True
+
+
+@pytest.mark.parametrize("protected", [True, False])
+def test_deletion_protection(dynamodb: DynamoDb, protected: bool) -> None:
+    dynamodb.require("deletion protection")
+    _, name = new_table(dynamodb, deletion_protection=protected)
+    description = dynamodb.client.describe_table(TableName=name)["Table"]
+    assert description["DeletionProtectionEnabled"] is protected
 
 
 def test_tables_are_tagged(dynamodb: DynamoDb) -> None:
-    if dynamodb.name != "moto":
-        pytest.skip(f"{dynamodb.name} has no tags")
+    dynamodb.require("tags")
     _, name = new_table(dynamodb, tags={"team": "orders", "cost": "7"})
     description = dynamodb.client.describe_table(TableName=name)["Table"]
     tags = dynamodb.client.list_tags_of_resource(ResourceArn=description["TableArn"])["Tags"]
@@ -425,12 +467,10 @@ def test_on_demand_is_the_default(dynamodb: DynamoDb) -> None:
     _, name = new_table(dynamodb)
     description = dynamodb.client.describe_table(TableName=name)["Table"]
     assert description["BillingModeSummary"]["BillingMode"] == "PAY_PER_REQUEST"
-    assert description["DeletionProtectionEnabled"] is False
 
 
 def test_point_in_time_recovery(dynamodb: DynamoDb) -> None:
-    if dynamodb.name != "moto":
-        pytest.skip(f"{dynamodb.name} has no backups")
+    dynamodb.require("backups")
     table, name = new_table(dynamodb, point_in_time_recovery=True)
     table.enable_point_in_time_recovery()
     settings = dynamodb.settings(point_in_time_recovery=True)

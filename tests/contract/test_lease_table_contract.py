@@ -104,6 +104,16 @@ def test_the_index_names_leases_by_leaseOwner(lease_table: LeaseTable) -> None:
     assert lease_table.lease_keys_of("c") == []
 
 
+@pytest.mark.parametrize("consistent", [True, False])
+def test_rows_of_many_keys(lease_table: LeaseTable, consistent: bool) -> None:
+    leases = {seeded(lease_table, key=f"s{n:03}", lease_counter=n).lease_key for n in range(120)}
+    asked = [*leases, "s000", "missing"]
+    rows = lease_table.get_all(asked, consistent=consistent)
+    assert {row.lease_key: row.lease_counter for row in rows} == {f"s{n:03}": n for n in range(120)}
+    assert len(rows) == 120, "a key asked for twice is answered once"
+    assert lease_table.get_all([], consistent=consistent) == []
+
+
 # Renew: checks 1, 2, 3, 8
 
 
@@ -323,7 +333,23 @@ def test_checkpoint_of_a_deleted_row_creates_nothing(lease_table: LeaseTable) ->
     assert lease_table.get(KEY) is None
 
 
-@pytest.mark.parametrize("state", [None, b"\x01"])
+def test_prepare_is_conditional_on_the_counter_alone(lease_table: LeaseTable) -> None:
+    lease = seeded(lease_table, lease_owner="a", lease_counter=3)
+    pending = ExtendedSequenceNumber(NUMBER)
+    outcome = lease_table.prepare_checkpoint(changed(lease, lease_counter=2), pending, None)
+    assert not outcome.applied
+    assert outcome.row == lease == lease_table.get(KEY)
+    assert lease_table.initiate_handoff(lease, "b").applied
+    assert lease_table.prepare_checkpoint(lease, pending, None).applied
+    assert lease_table.get(KEY) == changed(
+        lease, lease_owner="b", checkpoint_owner="a", lease_counter=4, pending_checkpoint=pending
+    )
+    missing = fresh(lease_key="missing", lease_owner="a")
+    assert lease_table.prepare_checkpoint(missing, pending, None).row is None
+    assert lease_table.get("missing") is None
+
+
+@pytest.mark.parametrize("state", [None, b"", b"\x01"])
 def test_prepare_keeps_the_checkpoint(lease_table: LeaseTable, state: bytes | None) -> None:
     lease = seeded(
         lease_table,

@@ -156,6 +156,37 @@ def test_a_closed_shard_goes_with_its_records(make_world: MakeWorld) -> None:
         world.stream.get_shard_iterator(S0, TRIM_HORIZON)
 
 
+def test_the_time_stamp_of_a_filter_is_not_before_the_trim_horizon(make_world: MakeWorld) -> None:
+    world = make_world(1)
+    start_s = world.clock.wall()
+    world.clock.advance(100)
+    world.split(S0)
+    world.clock.advance(DAY_S)
+    world.merge(S1, S2)
+    shards = world.stream.list_shards(ShardFilter(type="AT_TIMESTAMP", timestamp_s=start_s - 1000))
+    assert [s.shard_id for s in shards or ()] == [S1, S2], "of the first moment that can still be read"
+
+
+def test_child_shards_name_parents_that_are_gone(make_world: MakeWorld) -> None:
+    world = make_world(2)
+    world.clock.advance(10)
+    world.merge(S0, S1)
+    world.clock.advance(DAY_S + 1)
+    (child,) = world.stream.list_shards() or ()
+    assert (child.shard_id, set(child.parent_shard_ids), child.is_open) == (S2, {S0, S1}, True)
+
+
+def test_a_shard_that_goes_while_it_is_read(make_world: MakeWorld) -> None:
+    world = make_world(1)
+    world.put(b"x", "k")
+    world.split(S0)
+    world.clock.advance(DAY_S - 10)
+    iterator = world.stream.get_shard_iterator(S0, TRIM_HORIZON)
+    world.clock.advance(20)
+    with pytest.raises(StreamNotFound):
+        world.stream.get_records(iterator, 10)
+
+
 def test_a_stream_that_is_deleted(make_world: MakeWorld) -> None:
     world = make_world(1)
     iterator = world.stream.get_shard_iterator(S0, LATEST)
@@ -266,6 +297,35 @@ def test_what_is_past_the_retention_is_gone(make_world: MakeWorld) -> None:
     assert world.read_all(S0)[0] == [b"new"]
     position = IteratorPosition(type="AT_SEQUENCE_NUMBER", sequence_number=number)
     assert world.read_all(S0, position)[0] == [b"new"]
+
+
+def test_a_slow_reader_is_overtaken_by_the_retention(make_world: MakeWorld) -> None:
+    world = make_world(1)
+    for n in range(4):
+        world.put(str(n).encode(), "k")
+        world.clock.advance(10)
+    world.clock.advance(DAY_S - 45)  # The first is trimmed in five seconds, then one each ten.
+    iterator = world.stream.get_shard_iterator(S0, TRIM_HORIZON)
+    page = world.stream.get_records(iterator, 1)
+    assert [base64.b64decode(r.data) for r in page.records] == [b"0"]
+    world.clock.advance(20)
+    assert page.next_iterator is not None
+    rest = world.stream.get_records(page.next_iterator, 10)
+    assert [base64.b64decode(r.data) for r in rest.records] == [b"2", b"3"]
+
+
+@pytest.mark.parametrize("kind", ["AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER"])
+def test_a_closed_shard_is_read_from_a_trimmed_position_to_its_end(make_world: MakeWorld, kind: str) -> None:
+    world = make_world(1)
+    number = world.put(b"old", "k")
+    world.clock.advance(DAY_S - 10)
+    world.put(b"new", "k")
+    world.split(S0)
+    world.clock.advance(20)
+    position = IteratorPosition(type=kind, sequence_number=number)  # type: ignore[arg-type]
+    found, last = world.read_all(S0, position)
+    assert found == [b"new"]
+    assert (last.next_iterator, [child.shard_id for child in last.child_shards]) == (None, [S1, S2])
 
 
 def test_records_go_to_the_shard_of_their_key_and_after_a_split_to_a_child(make_world: MakeWorld) -> None:

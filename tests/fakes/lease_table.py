@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -15,7 +17,9 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.fault import FaultPlan, Requests
 from tests.fakes.versions import Versions
 
-Lag = Callable[[Literal["index", "scan"], str], float]
+ROW_BYTES = 400
+"""Of a lease in DynamoDB, names included, for what reads cost."""
+Lag = Callable[[Literal["index", "scan", "batch"], str], float]
 """(read, lease key) -> how old the row is, in seconds, that such a read sees."""
 Watcher = Callable[[str, Lease | None, Lease | None], None]
 """(operation, row before, row after), called for every write that took effect."""
@@ -48,6 +52,8 @@ class InMemoryLeaseTable:
         self.leases_have_entity_type = True
         """False: the rows are those of a version before 3.5, which writes no entityType."""
         self.has_point_in_time_recovery = False
+        self.read_units: defaultdict[str, float] = defaultdict(float)
+        """Read units by operation, as DynamoDB counts them."""
 
     @property
     def faults(self) -> FaultPlan:
@@ -103,6 +109,7 @@ class InMemoryLeaseTable:
         with self._requests.request("list_leases"):
             self._require_table()
             seen = [self._rows.get(key, self.lag("scan", key)) for key in self._rows.keys()]
+            self.read_units["list_leases"] += 0.5 * max(1, math.ceil(len(seen) * ROW_BYTES / 4096))
             leases = [row for row in seen if row and (stream is None or row.stream_name == str(stream))]
             lease_type = {"LEASE"} if leases and self.leases_have_entity_type else set()
             return LeaseListing(
@@ -119,13 +126,23 @@ class InMemoryLeaseTable:
     def get(self, lease_key: str) -> Lease | None:
         with self._requests.request("get", lease_key):
             self._require_table()
+            self.read_units["get"] += 1.0
             return self._rows.get(lease_key)
+
+    def get_all(self, lease_keys: Iterable[str], *, consistent: bool) -> list[Lease]:
+        with self._requests.request("get_all"):
+            self._require_table()
+            keys = sorted(set(lease_keys))
+            self.read_units["get_all"] += len(keys) * (1.0 if consistent else 0.5)
+            seen = [self._rows.get(key, 0.0 if consistent else self.lag("batch", key)) for key in keys]
+            return [row for row in seen if row is not None]
 
     def lease_keys_of(self, worker_id: str) -> list[str]:
         with self._requests.request("lease_keys_of", worker_id):
             self._require_table()
             if self._index_status() != "ACTIVE":
                 raise TableMissing("the index is not there or not ready")
+            self.read_units["lease_keys_of"] += 0.5
             seen = [self._rows.get(key, self.lag("index", key)) for key in self._rows.keys()]
             return [row.lease_key for row in seen if row and row.lease_owner == worker_id]
 

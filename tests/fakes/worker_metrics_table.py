@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from kcl_host.errors import TableMissing
 from kcl_host.model.worker import WorkerMetricStats
 from tests.fakes.clock import FakeClock
 from tests.fakes.fault import FaultPlan, Requests
+from tests.fakes.versions import Versions
+
+Lag = Callable[[str], float]
+"""Worker id -> how old the row is, in seconds, that a scan sees."""
+
+
+class Rows(dict[str, WorkerMetricStats]):
+    """The rows as they stand; each change by item is remembered, for scans that lag behind."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__()
+        self.past: Versions[WorkerMetricStats] = Versions(clock)
+
+    def __setitem__(self, worker_id: str, stats: WorkerMetricStats) -> None:
+        super().__setitem__(worker_id, stats)
+        self.past.set(worker_id, stats)
+
+    def __delitem__(self, worker_id: str) -> None:
+        super().__delitem__(worker_id)
+        self.past.set(worker_id, None)
 
 
 class InMemoryWorkerMetricsTable:
-    """Satisfies ports.WorkerMetricsTable. `rows` by worker id; `undecodable` are ids of broken rows."""
+    """Satisfies ports.WorkerMetricsTable. `rows` by worker id; `undecodable` are ids of broken rows; `lag` of scans."""
 
     def __init__(self, clock: FakeClock, *, exists: bool = True) -> None:
         self._requests = Requests("worker metrics table", clock)
         self._exists = exists
-        self.rows: dict[str, WorkerMetricStats] = {}
+        self.rows = Rows(clock)
         self.undecodable: list[str] = []
+        self.lag: Lag = lambda worker_id: 0.0
 
     @property
     def faults(self) -> FaultPlan:
@@ -40,16 +63,17 @@ class InMemoryWorkerMetricsTable:
             created, self._exists = not self._exists, True
             return created
 
-    def put(self, stats: WorkerMetricStats) -> None:
+    def put(self, stats: WorkerMetricStats) -> int | None:
         with self._requests.request("put", stats.worker_id):
             self._require_table()
-            before = self.rows.get(stats.worker_id, stats)
+            before = self.rows.get(stats.worker_id)
             kept = {
-                name: getattr(before, name)
+                name: getattr(before or stats, name)
                 for name in ("last_update_s", "support_code", "support_code_update_s")
                 if getattr(stats, name) is None
             }
             self.rows[stats.worker_id] = msgspec.structs.replace(stats, **kept)
+            return None if before is None else before.last_update_s
 
     def get(self, worker_id: str) -> WorkerMetricStats | None:
         with self._requests.request("get", worker_id):
@@ -59,7 +83,8 @@ class InMemoryWorkerMetricsTable:
     def list_workers(self) -> tuple[list[WorkerMetricStats], list[str]]:
         with self._requests.request("list_workers"):
             self._require_table()
-            return [self.rows[key] for key in sorted(self.rows)], list(self.undecodable)
+            seen = [self.rows.past.get(worker_id, self.lag(worker_id)) for worker_id in self.rows.past.keys()]
+            return [row for row in seen if row is not None], list(self.undecodable)
 
     def delete_if_unchanged(self, stats: WorkerMetricStats) -> bool:
         with self._requests.request("delete_if_unchanged", stats.worker_id):

@@ -103,6 +103,15 @@ def test_actions_are_answered_and_eof_ends_the_child(start: Callable[..., Starte
     assert "shard-7" in repr(started.child)
 
 
+def test_extensions_of_the_protocol_are_announced_only_when_they_are_switched_on() -> None:
+    who = {"application": "a", "stream": "s", "shard": "h", "worker": "w"}
+    ours = {"KCL_HOST_PROTOCOL_EXTENSIONS": "somebody's", "X": "1"}
+    off = child_environment(ours, **who)
+    assert "KCL_HOST_PROTOCOL_EXTENSIONS" not in off and off["X"] == "1"
+    on = child_environment(ours, **who, extensions=("prepareCheckpoint", "another"))
+    assert on == off | {"KCL_HOST_PROTOCOL_EXTENSIONS": "prepareCheckpoint,another"}
+
+
 def test_the_child_gets_its_own_session_the_given_environment_and_no_descriptor_of_ours(
     start: Callable[..., Started], tmp_path: Path
 ) -> None:

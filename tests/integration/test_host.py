@@ -23,6 +23,7 @@ from kcl_host.config.properties import load_settings
 from kcl_host.local.engines import Engines
 from kcl_host.local.sequence_number import SequenceNumber
 from kcl_host.runtime.clock import SystemClock
+from kcl_host.runtime.outside import connect
 from kcl_host.runtime.supervisor import Supervisor
 from tests.integration.counting import Counting, Running, stop
 
@@ -259,7 +260,10 @@ def test_a_bug_in_one_consumer_ends_the_worker_and_releases_every_lease(
     loaded = load_settings(
         str(counting.properties), environ=os.environ, random_suffix="x", hostname="here", known_regions=()
     )
-    supervisor = Supervisor(loaded.settings, environ=dict(os.environ), clock=SystemClock(), rng=BrokenInConsumers(0))
+    supervisor = Supervisor(
+        loaded.settings,
+        connect(loaded.settings, environ=dict(os.environ), clock=SystemClock(), rng=BrokenInConsumers(0)),
+    )
     with pytest.raises(ZeroDivisionError):
         supervisor.run()
     rows = leases(engines)

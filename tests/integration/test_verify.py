@@ -56,6 +56,8 @@ for line in sys.stdin:
             ask("abc")
         if fault == "malformed-request":
             write(action="checkpoint", sequenceNumber={})
+        if fault == "prepares":
+            write(action="prepareCheckpoint")
         if fault == "too-high":
             ask(str(int(last["sequenceNumber"]) + 1))
         if fault == "misspelt":
@@ -200,10 +202,86 @@ def test_the_javascript_child_of_the_guide(tmp_path: Path) -> None:
     assert "note" not in output
 
 
+# The extension prepareCheckpoint
+
+PREPARING = """
+from kcl_host.processor import CheckpointError, RecordProcessor, run
+
+
+class Prepares(RecordProcessor):
+    def process_records(self, records, checkpointer):
+        assert checkpointer.can_prepare
+        try:
+            prepared = checkpointer.prepare_checkpoint(application_state=STATE)
+        except CheckpointError as e:
+            if not e.may_pass:
+                return
+            prepared = checkpointer.prepare_checkpoint()
+        while True:
+            try:
+                return prepared.checkpoint()
+            except CheckpointError as e:
+                if not e.may_pass:
+                    return
+
+    def shard_ended(self, checkpointer):
+        checkpointer.prepare_checkpoint(application_state=b"end").checkpoint()
+
+    def initialize(self, shard_id, sequence_number, sub_sequence_number):
+        pending = self.pending_checkpoint
+        assert (pending is not None) == (shard_id == "shardId-000000000000" and sequence_number.endswith("98"))
+        assert pending is None or pending.application_state == b"transaction 7"
+
+    def shutdown_requested(self, checkpointer):
+        try:
+            checkpointer.checkpoint()
+        except CheckpointError:
+            checkpointer.checkpoint()
+
+
+run(Prepares())
+"""
+EXTENSION = ("--extension", "prepareCheckpoint")
+OWN = ["prepare", "prepared-before", "prepare-refused", "prepare-shard-end"]
+
+
+def test_a_child_that_prepares_its_checkpoints(tmp_path: Path) -> None:
+    path = tmp_path / "child.py"
+    path.write_text(PREPARING.replace("STATE", "bytes(4096)"))
+    exit_code, output = run(*EXTENSION, sys.executable, str(path))
+    assert exit_code == 0, output
+    assert output.splitlines()[-1] == f"{len(load_sessions()) + len(OWN)} sessions without a deviation"
+
+
+def test_a_child_that_keeps_too_much(tmp_path: Path) -> None:
+    path = tmp_path / "child.py"
+    path.write_text(PREPARING.replace("STATE", "bytes(4097)"))
+    exit_code, output = run(*EXTENSION, "--only", "prepare", sys.executable, str(path))
+    assert exit_code == 1
+    assert "an application state of 4097 bytes is too large, at most 4096 are kept" in output
+    assert 'child> {"action":"prepareCheckpoint"' in output
+
+
+@pytest.mark.parametrize("fault", ["none", "never-checkpoints"])
+def test_a_child_that_does_not_know_the_extension_does_not_notice_it(child: Path, fault: str) -> None:
+    only = [part for name in ("start", "resume", "shutdown-requested", *OWN[:3]) for part in ("--only", name)]
+    exit_code, result = report(child, fault, *EXTENSION, *only)
+    assert exit_code == 0, result
+
+
+def test_the_extension_without_being_asked_is_a_deviation(child: Path) -> None:
+    exit_code, result = report(child, "prepares", "--only", "records", "--timeout", "2")
+    assert exit_code == 1
+    assert "looks like a message and is none" in result["sessions"][0]["deviations"][0]["message"]
+
+
 def test_usage() -> None:
     exit_code, output = run("--list")
     assert exit_code == 0
     assert [line.split()[0] for line in output.splitlines()] == [s.name for s in load_sessions()]
+    exit_code, output = run("--list", *EXTENSION)
+    assert [line.split()[0] for line in output.splitlines()] == [s.name for s in load_sessions()] + OWN
+    assert run("--extension", "nothing", "true")[0] == 2
     assert run("--only", "nothing", "true")[0] == 2
     assert run("--timeout", "1")[0] == 2
     exit_code, output = run("no-such-program-anywhere")
@@ -211,6 +289,6 @@ def test_usage() -> None:
 
 
 def test_sessions_start_with_initialize_and_answer_only_inside_actions() -> None:
-    for transcript in load_sessions():
+    for transcript in load_sessions(("prepareCheckpoint",)):
         steps = steps_of(transcript)
         assert steps[0].action.action == "initialize" and not steps[0].answers

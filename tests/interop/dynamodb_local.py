@@ -32,7 +32,7 @@ _DEPENDENCIES = (
 def dynamodb_local() -> Iterator[str]:
     """Yields the endpoint URL of a fresh engine; skips the test when java or mvn is missing."""
     libraries = _libraries()
-    port = _free_port()
+    port = free_port()
     command = [
         "java",
         f"-Dsqlite4java.library.path={libraries}",
@@ -41,12 +41,19 @@ def dynamodb_local() -> Iterator[str]:
         str(Path(__file__).with_name("DynamoDbOnLoopback.java")),
         *("-inMemory", "-sharedDb", "-disableTelemetry", "-port", str(port)),
     ]
+    with served("DynamoDB Local", command, port) as endpoint_url:
+        yield endpoint_url
+
+
+@contextmanager
+def served(name: str, command: list[str], port: int) -> Iterator[str]:
+    """Runs a server that listens on 127.0.0.1:`port`; yields its URL once it answers, and ends it by its pid."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
         try:
             if not _answers(f"http://127.0.0.1:{port}/", process):
                 output.seek(0)
-                pytest.fail(f"DynamoDB Local did not start:\n{output.read().decode(errors='replace')}")
+                pytest.fail(f"{name} did not start:\n{output.read().decode(errors='replace')}")
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
@@ -93,7 +100,7 @@ def _pom() -> str:
     )
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

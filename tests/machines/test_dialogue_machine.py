@@ -22,6 +22,7 @@ from kcl_host.multilang.dialogue import (
     Happening,
     LocalProtocolError,
     Noise,
+    PrepareCheckpointRequested,
     RemoteProtocolError,
     State,
 )
@@ -85,7 +86,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.dialogue = Dialogue(max_line_bytes=200)
+        self.dialogue = Dialogue(max_line_bytes=200, extensions=("prepareCheckpoint",))
         self.failed = False
 
     def call(self, happening: Happening) -> None:
@@ -107,6 +108,10 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(action=st.sampled_from(ACTIONS))
     def a_status_of_any_action(self, action: str) -> None:
         self.write(json.dumps({"action": "status", "responseFor": action}).encode() + b"\n")
+
+    @rule(state=st.none() | st.text(max_size=20))
+    def a_request_to_prepare(self, state: str | None) -> None:
+        self.write(json.dumps({"action": "prepareCheckpoint", "applicationState": state}).encode() + b"\n")
 
     @rule(data=st.one_of(st.binary(max_size=250), st.text('{}[]":, \r\nactionstatus', max_size=80).map(str.encode)))
     def write(self, data: bytes) -> None:
@@ -135,30 +140,38 @@ TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 
+PHASES = {"none": [], "made": ["checkpoint"], "prepared and made": ["prepareCheckpoint", "checkpoint"]}
+
+
 class ModelChild:
     """The child's end, written from PROTOCOL.md alone: one line in, lines out."""
 
-    def __init__(self, checkpoints: list[bool]) -> None:
-        self.checkpoints = checkpoints  # for each action: with a checkpoint?
+    def __init__(self, checkpoints: list[str]) -> None:
+        self.checkpoints = checkpoints  # for each action: "none", "made" or "prepared and made"
         self.seen: list[str] = []
         self.answers: list[dict[str, object]] = []
         self.largest: str | None = None
         self._open: str | None = None
+        self._left: list[str] = []
 
     def read(self, line: bytes) -> bytes:
         message = json.loads(line)
         if message["action"] == "checkpoint":
             self.answers.append(message)
             assert self._open, "an answer without a request"
-            return self._status(self._open)
+            return self._ask() if self._left else self._status(self._open)
         assert self._open is None, "two actions at once"
         self.seen.append(message["action"])
         if message["action"] == "processRecords":
             self.largest = message["records"][-1]["sequenceNumber"]
-        if self.checkpoints.pop(0) if self.checkpoints else False:
+        self._left = PHASES[self.checkpoints.pop(0) if self.checkpoints else "none"][:]
+        if self._left:
             self._open = message["action"]
-            return json.dumps({"action": "checkpoint", "sequenceNumber": self.largest}).encode() + b"\n"
+            return self._ask()
         return self._status(message["action"])
+
+    def _ask(self) -> bytes:
+        return json.dumps({"action": self._left.pop(0), "sequenceNumber": self.largest}).encode() + b"\n"
 
     def _status(self, action: str) -> bytes:
         self._open = None
@@ -168,12 +181,12 @@ class ModelChild:
 @given(
     batches=st.integers(0, 4),
     ending=st.sampled_from([["leaseLost"], ["shardEnded"], ["shutdownRequested", "leaseLost"]]),
-    checkpoints=st.lists(st.booleans(), max_size=8),
+    checkpoints=st.lists(st.sampled_from(list(PHASES)), max_size=8),
     cuts=st.lists(st.integers(1, 20), min_size=1),
 )
-def test_two_ends(batches: int, ending: list[str], checkpoints: list[bool], cuts: list[int]) -> None:
+def test_two_ends(batches: int, ending: list[str], checkpoints: list[str], cuts: list[int]) -> None:
     """Whatever the child asks for and however the pipe cuts it, each action ends with its own status."""
-    dialogue, child = Dialogue(), ModelChild(list(checkpoints))
+    dialogue, child = Dialogue(extensions=("prepareCheckpoint",)), ModelChild(list(checkpoints))
     plan = ["initialize"] + ["processRecords"] * batches + ending
     asked: list[CheckpointRequested] = []
     for index, action in enumerate(plan):
@@ -208,5 +221,6 @@ def test_two_ends(batches: int, ending: list[str], checkpoints: list[bool], cuts
     assert dialogue.state is State.FINISHED
     assert child.seen == plan
     assert [a["sequenceNumber"] for a in child.answers] == [e.sequence_number for e in asked]
-    assert len(asked) == sum(checkpoints[: len(plan)])
+    kinds = ["prepareCheckpoint" if isinstance(e, PrepareCheckpointRequested) else "checkpoint" for e in asked]
+    assert kinds == [kind for phases in checkpoints[: len(plan)] for kind in PHASES[phases]]
     assert dialogue.receive(b"") == []

@@ -27,6 +27,7 @@ from tests.unit.coordination_rig import ME, OTHER, THIRD, Worker, lease
 
 KEYS = ("s1", "s2")
 FAILOVER_S = 10.0
+WRITES = ("renew", "checkpoint", "prepare_checkpoint", "assign", "evict", "initiate_handoff")
 keys = st.sampled_from(KEYS)
 delays = st.sampled_from((0.0, 0.0, 0.5, 3.0))
 
@@ -49,7 +50,7 @@ class OurTable:
             self.table.faults = lambda operation, key: fault
             self.writing = True
             try:
-                if self.late and name in ("renew", "checkpoint", "assign", "evict", "initiate_handoff"):
+                if self.late and name in WRITES:
                     self.late = False
                     self.in_flight.append(lambda: self._arrive(method, args))
                     raise Unavailable("the request is still on its way")
@@ -64,6 +65,10 @@ class OurTable:
         self.writing = True
         method(*args)
         self.writing = False
+
+
+def pending(row: Lease) -> tuple[ExtendedSequenceNumber | None, bytes | None]:
+    return row.pending_checkpoint, row.pending_checkpoint_state
 
 
 class Holder(RuleBasedStateMachine):
@@ -119,10 +124,16 @@ class Holder(RuleBasedStateMachine):
         assert before is not None and after is not None
         if operation in ("assign", "evict"):
             self.disposed_of.add(after.lease_key)
-        if self.ours.writing and operation in ("renew", "checkpoint", "assign", "evict", "initiate_handoff"):
+        if self.ours.writing and operation in WRITES:
             assert before.actual_owner == ME, f"{operation} of a lease that belongs to {before.actual_owner}"
-        if self.ours.writing and operation in ("renew", "checkpoint"):
+        if self.ours.writing and operation in ("renew", "checkpoint", "prepare_checkpoint"):
             self.given_to_us_s[after.lease_key] = self.clock.monotonic()
+        if operation == "prepare_checkpoint":
+            assert after.checkpoint == before.checkpoint, "a prepared checkpoint moved the checkpoint"
+        elif operation != "checkpoint":
+            assert pending(after) == pending(before), f"{operation} changed what was prepared"
+        else:
+            assert pending(after) == (None, None)
         if not self.ours.writing and operation == "assign" and after.lease_owner == ME:
             self.given_to_us_s[after.lease_key] = self.clock.monotonic()
 
@@ -182,6 +193,15 @@ class Holder(RuleBasedStateMachine):
             assert self.table.rows[key].checkpoint == position, "acknowledged, so it stands in the table"
             self.acknowledged[key] = position
 
+    @rule(key=keys, position=st.integers(1, 9), state=st.sampled_from((None, b"", b"x")))
+    def prepare_checkpoint(self, key: str, position: int, state: bytes | None) -> None:
+        held = self.held_leases.get(key)
+        if held is None:
+            return
+        prepared = ExtendedSequenceNumber(str(position))
+        if self.held_leases.prepare_checkpoint(held, prepared, state).error is None:
+            assert pending(self.table.rows[key]) == (prepared, state), "acknowledged, so it stands in the table"
+
     @rule(key=keys, how=st.sampled_from(("give up", "leave", "drop")))
     def part_with(self, key: str, how: str) -> None:
         held = self.held_leases.get(key)
@@ -234,7 +254,9 @@ class Holder(RuleBasedStateMachine):
             return
         rows = self.table.rows
         requests = dict(self.table.requests)
-        assert self.held_leases.checkpoint(held, ExtendedSequenceNumber("999")).error == "ShutdownException"
+        position = ExtendedSequenceNumber("999")
+        assert self.held_leases.checkpoint(held, position).error == "ShutdownException"
+        assert self.held_leases.prepare_checkpoint(held, position, None).error == "ShutdownException"
         assert self.held_leases.renew(held, 0.0) == "lost"
         self.held_leases.initiate_handover(held, OTHER)
         self.held_leases.give_away(held)

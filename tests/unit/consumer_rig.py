@@ -18,6 +18,7 @@ from kcl_host.config.settings import (
     StreamSettings,
     TableSettings,
 )
+from kcl_host.coordination.departure import Departure
 from kcl_host.coordination.held_leases import HeldLease, HeldLeases
 from kcl_host.coordination.lease_cleanup import LeaseCleanup
 from kcl_host.coordination.shard_end import ShardEnd
@@ -30,10 +31,13 @@ from kcl_host.retrieval.polling import PollingSource
 from kcl_host.runtime.child_session import ChildSession
 from kcl_host.runtime.consumer_services import ConsumerServices
 from kcl_host.runtime.shard_consumer import ShardConsumer
+from kcl_host.runtime.threads import SystemThreads
 from tests.fakes.child import ModelChild, Script, well_behaved
 from tests.fakes.clock import FakeClock
 from tests.fakes.lease_table import InMemoryLeaseTable
 from tests.fakes.stream import InMemoryStream
+from tests.fakes.worker_metrics_table import InMemoryWorkerMetricsTable
+from tests.unit.coordination_rig import reporting
 
 ME = "me"
 SHARD = "shardId-000000000000"
@@ -90,6 +94,7 @@ class Rig:
         self.clock = FakeClock()
         self.stream = InMemoryStream(self.clock, shard_count=shards)
         self.table = InMemoryLeaseTable(self.clock)
+        self.metrics = InMemoryWorkerMetricsTable(self.clock)
         self.children: list[ModelChild] = []
         self.fatal: list[BaseException] = []
         self.shard_ends = 0
@@ -122,6 +127,8 @@ class Rig:
                 on_fatal=lambda where, error: self.fatal.append(error),
                 on_shard_end=self._on_shard_end,
                 start_source=self._start_source,
+                threads=SystemThreads(1),
+                departure=Departure(self.table, self.metrics, ME, settings, self.clock, doubtful=frozenset),
             ),
         )
 
@@ -133,7 +140,7 @@ class Rig:
             self.stream, SHARD, handoff, settings.retrieval, settings.initial_position, self.clock, random.Random(0)
         )
 
-    def _start_source(self, name: str, run_once: Callable[[], float | None], on_fatal: object) -> _ByHand:
+    def _start_source(self, name: str, run_once: Callable[[], float | None]) -> _ByHand:
         self.source = _ByHand(run_once)
         return self.source
 
@@ -141,12 +148,17 @@ class Rig:
         self.on_start()
         child = ModelChild(100 + len(self.children), self.script)
         self.children.append(child)
-        return ChildSession(child, Dialogue(), answer, None, bind(logging.getLogger("child")))
+        dialogue = Dialogue(extensions=self._settings.child.protocol_extensions)
+        return ChildSession(child, dialogue, answer, None, bind(logging.getLogger("child")))
 
     def _on_shard_end(self, held: HeldLease) -> None:
         self.shard_ends += 1
 
     # What a test does
+
+    def alive(self, worker_id: str, **fields: object) -> None:
+        """The metric stats of another worker, fresh now."""
+        self.metrics.rows[worker_id] = reporting(worker_id, self.clock, **fields)
 
     def put(self, *data: str) -> list[str]:
         """Records; their sequence numbers."""

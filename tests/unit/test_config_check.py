@@ -54,6 +54,15 @@ def test_all_shows_the_defaults_too() -> None:
     assert row(result.stdout, "taskBackoffTimeMillis") == "taskBackoffTimeMillis 500 default used"
 
 
+def test_an_operating_range_that_makes_the_row_invalid_is_refused(tmp_path: Path) -> None:
+    sample = (DATA / "node_click_stream.properties").read_text()
+    file = tmp_path / "app.properties"
+    file.write_text(f"{sample}\nworkerMetricCpuOperatingRange = 0\n")
+    result = run(file)
+    assert result.exit_code == 2
+    assert "workerMetricCpuOperatingRange = 0 is out of range, from 1 to 100 is needed" in result.stderr
+
+
 def test_an_unknown_key_is_an_error_here_and_exit_2_and_the_table_is_shown_all_the_same() -> None:
     result = run(DATA / "misspelt.properties")
     assert result.exit_code == 2

@@ -92,6 +92,8 @@ def sample(key: Key) -> str:
         return "arn:aws:kinesis:eu-west-1:111122223333:stream/words"
     if key.name == "metricsLevel":
         return "SUMMARY"
+    if key.name == "workerMetricList":  # the others need a bandwidth
+        return "CPU"
     if key.default == "true":
         return "false"
     return key.choices[-1] if key.choices else SAMPLES[key.kind]

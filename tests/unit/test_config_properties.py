@@ -192,6 +192,9 @@ def test_all_errors_are_reported_at_once() -> None:
     ]  # fmt: skip
 
 
+NETWORK = {"workerMetricList": "NETWORK_IN,NETWORK_OUT", "workerMetricMaxBandwidthMBps": "125"}
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -208,6 +211,17 @@ def test_all_errors_are_reported_at_once() -> None:
         ({"AwsCredentialsProvider": ""}, "no credentials provider is named"),
         ({"dynamoDbRequestTimeout": "PT0S"}, "longer than nothing"),
         ({"dynamoDBEndpoint": "localhost:8000"}, "http://localhost:8000"),
+        ({"workerMetricList": "CPU MEMORY"}, "'CPU MEMORY' is not one of CPU, NETWORK_IN, NETWORK_OUT"),
+        ({"workerMetricList": "NETWORK_IN"}, "workerMetricMaxBandwidthMBps is missing"),
+        ({"workerMetricList": "NETWORK_IN", "workerMetricMaxBandwidthMBps": "fast"}, "'fast' is not a number"),
+        ({"workerMetricList": "NETWORK_IN", "workerMetricMaxBandwidthMBps": "0"}, "from 0.001 to 999999 is needed"),
+        ({"workerMetricList": "NETWORK_IN", "workerMetricMaxBandwidthMBps": "Infinity"}, "out of range"),
+        ({"workerMetricCpuOperatingRange": "0"}, "= 0 is out of range, from 1 to 100 is needed"),
+        ({"workerMetricCpuOperatingRange": "101"}, "= 101 is out of range, from 1 to 100 is needed"),
+        ({"workerMetricCpuOperatingRange": "80%"}, "= '80%' is not an integer"),
+        (NETWORK | {"workerMetricNetworkInOperatingRange": "0"}, "= 0 is out of range"),
+        (NETWORK | {"workerMetricNetworkOutOperatingRange": "-1"}, "= -1 is out of range"),
+        (NETWORK | {"workerMetricNetworkInterface": "eth 0"}, "'eth 0' cannot be a network interface"),
     ],
 )  # fmt: skip
 def test_a_run_is_impossible(given: dict[str, str], said: str) -> None:
@@ -227,6 +241,36 @@ def test_a_stream_list_alone_is_told_apart_from_a_missing_stream() -> None:
 def test_what_java_passes_over_is_a_warning_and_in_strict_mode_an_error(name: str, text: str) -> None:
     (warning,) = messages(load({name: text}))
     assert errors({name: text}, strict=True) == [warning]
+
+
+def test_worker_metrics() -> None:
+    given = {"workerMetricNetworkInterface": "ens5", "workerMetricNetworkInOperatingRange": "70"}
+    metrics = load(NETWORK | given).settings.worker_metrics
+    assert metrics.metrics == ("NETWORK_IN", "NETWORK_OUT")
+    assert (metrics.network_interface, metrics.network_max_mb_per_s) == ("ens5", 125.0)
+    assert [metrics.operating_range_percent(name) for name in ("C", "NI", "NO")] == [100, 70, 100]
+    assert messages(load(NETWORK | given)) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"workerMetricMaxBandwidthMBps": "5"}, ["NETWORK_IN or NETWORK_OUT is not reported"]),
+        ({"workerMetricList": "CPU", "workerMetricNetworkInOperatingRange": "5"}, ["NETWORK_IN is not reported"]),
+        (NETWORK | {"workerMetricCpuOperatingRange": "80"}, ["workerMetricCpuOperatingRange is ignored, CPU is not"]),
+        ({"disableWorkerMetrics": "true", "workerMetricCpuOperatingRange": "80"}, ["CPU is not reported"]),
+        (
+            {"disableWorkerMetrics": "true", "workerMetricList": "CPU", "workerMetricCpuOperatingRange": "80"},
+            ["only switches the automatic choice off"],
+        ),
+        ({"workerMetricList": " , "}, ["workerMetricList is empty and counts as not set"]),
+        ({"workerMetricCpuOperatingRange": "80"}, []),
+    ],
+)
+def test_keys_of_metrics_that_are_not_reported_are_named(given: dict[str, str], said: list[str]) -> None:
+    found = messages(load(given))
+    assert len(found) == len(said)
+    assert all(part in message for part, message in zip(said, found, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,10 @@ class Leaving(Worker):
     def __init__(self) -> None:
         super().__init__()
         self.metrics = InMemoryWorkerMetricsTable(self.clock)
-        self.departure = Departure(self.table, self.metrics, ME, settings_of(ME), self.clock)
+        self.doubtful: frozenset[str] = frozenset()
+        self.departure = Departure(
+            self.table, self.metrics, ME, settings_of(ME), self.clock, doubtful=lambda: self.doubtful
+        )
         self.alive(ME)
 
     def alive(self, *worker_ids: str, age_s: float = 0.0, **fields: object) -> None:
@@ -25,7 +28,8 @@ class Leaving(Worker):
             self.clock.wall_skew_s = 0.0
 
     def targets(self, *doubtful: str) -> dict[str, str]:
-        return {held.lease_key: to for held, to in self.departure.targets(self.held_leases.all(), doubtful)}
+        self.doubtful = frozenset(doubtful)
+        return {held.lease_key: to for held, to in self.departure.targets(self.held_leases.all())}
 
 
 @pytest.fixture

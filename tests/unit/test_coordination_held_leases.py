@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from kcl_host.config.settings import LeaseSettings
-from kcl_host.coordination.held_leases import HeldLease
+from kcl_host.coordination.held_leases import CheckpointOutcome, HeldLease
 from kcl_host.errors import Throttled, Unavailable
 from kcl_host.model.lease import Lease
 from kcl_host.model.sequence import ExtendedSequenceNumber
@@ -417,6 +417,120 @@ def test_a_checkpoint_ends_what_was_prepared(worker: Worker) -> None:
     assert worker.table.rows["s1"] == held.lease == lease(counter=4, checkpoint=NINE)
 
 
+# Prepared checkpoints
+
+
+def prepared(counter: int = 4, **fields: object) -> Lease:
+    return lease(counter=counter, pending_checkpoint=SEVEN, pending_checkpoint_state=b"x", **fields)
+
+
+def test_a_prepared_checkpoint_stands_beside_the_checkpoint_and_is_a_heartbeat(worker: Worker) -> None:
+    held = worker.hold(lease(checkpoint=FIVE, owner_switches_since_checkpoint=2))
+    worker.clock.advance(9.0)
+    assert worker.held_leases.prepare_checkpoint(held, SEVEN, b"x").error is None
+    assert worker.table.rows["s1"] == held.lease == prepared(4, checkpoint=FIVE, owner_switches_since_checkpoint=2)
+    worker.clock.advance(9.0)
+    assert worker.held_leases.is_held(held)
+
+
+def test_what_is_prepared_outlives_renewals_and_a_handover(worker: Worker) -> None:
+    held = worker.hold()
+    worker.held_leases.prepare_checkpoint(held, SEVEN, b"x")
+    worker.held_leases.renew(held, 0.0)
+    announce(worker)
+    worker.held_leases.renew(held, 0.0)
+    assert held.lease == worker.table.rows["s1"] == prepared(6, owner=OTHER, checkpoint_owner=ME)
+    assert worker.held_leases.give_away(held) == OTHER
+    assert worker.table.rows["s1"] == prepared(7, owner=OTHER)
+
+
+def test_a_checkpoint_ends_what_we_prepared(worker: Worker) -> None:
+    held = worker.hold()
+    worker.held_leases.prepare_checkpoint(held, SEVEN, b"x")
+    assert worker.held_leases.checkpoint(held, FIVE).error is None
+    assert worker.table.rows["s1"] == held.lease == lease(counter=5, checkpoint=FIVE)
+
+
+def test_another_prepared_checkpoint_takes_the_place_of_the_first_state_included(worker: Worker) -> None:
+    held = worker.hold()
+    worker.held_leases.prepare_checkpoint(held, NINE, b"longer")
+    assert worker.held_leases.prepare_checkpoint(held, SEVEN, None).error is None
+    assert worker.table.rows["s1"] == held.lease == lease(counter=5, pending_checkpoint=SEVEN)
+
+
+@pytest.mark.parametrize("fault", [TIMED_OUT, ANSWER_LOST])
+def test_a_prepared_checkpoint_without_an_answer_is_asked_for_once_more(worker: Worker, fault: Fault) -> None:
+    held = worker.hold()
+    worker.table.faults = befall("prepare_checkpoint", fault)
+    assert worker.held_leases.prepare_checkpoint(held, SEVEN, b"x").error is None
+    row = worker.table.rows["s1"]
+    assert row == held.lease == prepared(row.lease_counter)
+    assert worker.lost == []
+
+
+@pytest.mark.parametrize("second", [TIMED_OUT, ANSWER_LOST])
+@pytest.mark.parametrize("first", [TIMED_OUT, ANSWER_LOST])
+def test_a_prepared_checkpoint_in_doubt_keeps_the_lease_and_what_the_row_says(
+    worker: Worker, first: Fault, second: Fault
+) -> None:
+    held = worker.hold()
+    worker.table.faults = befall("prepare_checkpoint", first, second, second)
+    assert worker.held_leases.prepare_checkpoint(held, SEVEN, b"x").error == "KinesisClientLibDependencyException"
+    worker.table.faults = befall("renew")
+    assert worker.held_leases.renew(held, 0.0) == "renewed"
+    assert held.lease == worker.table.rows["s1"]
+    assert worker.lost == []
+
+
+def test_a_checkpoint_in_doubt_is_not_taken_back_by_preparing_the_next_one(worker: Worker) -> None:
+    """Java writes the checkpoint of its memory together with the pending one; ours first learns what the row says."""
+    held = worker.hold()
+    worker.table.faults = befall("checkpoint", ANSWER_LOST, TIMED_OUT)
+    assert worker.held_leases.checkpoint(held, SEVEN).error is not None
+    assert worker.held_leases.prepare_checkpoint(held, NINE, None).error is None
+    assert worker.table.rows["s1"] == held.lease == lease(counter=5, checkpoint=SEVEN, pending_checkpoint=NINE)
+
+
+def test_a_handover_announced_between_a_prepared_checkpoint_and_its_repetition(worker: Worker) -> None:
+    held = worker.hold()
+    asked = []
+
+    def lose_the_answer_then_announce(operation: str, key: str) -> Fault | None:
+        asked.append(operation)
+        if asked == ["prepare_checkpoint", "prepare_checkpoint"]:
+            announce(worker)
+        return ANSWER_LOST if asked == ["prepare_checkpoint"] else None
+
+    worker.table.faults = lose_the_answer_then_announce
+    assert worker.held_leases.prepare_checkpoint(held, SEVEN, b"x").error is None
+    assert worker.table.rows["s1"] == held.lease == prepared(5, owner=OTHER, checkpoint_owner=ME)
+
+
+def test_a_refused_prepared_checkpoint_loses_the_lease_at_once(worker: Worker) -> None:
+    held = worker.hold()
+    worker.table.put(lease(owner=OTHER, counter=4))
+    assert worker.held_leases.prepare_checkpoint(held, SEVEN, b"x").error == "ShutdownException"
+    assert [lost for lost, _ in worker.lost] == [held]
+    assert worker.table.rows["s1"] == lease(owner=OTHER, counter=4)
+
+
+def test_nothing_is_prepared_for_a_lease_that_has_expired(worker: Worker) -> None:
+    held = worker.hold()
+    worker.clock.advance(10.001)
+    assert worker.held_leases.prepare_checkpoint(held, SEVEN, None).error == "ShutdownException"
+    assert worker.table.requests["prepare_checkpoint"] == 0
+
+
+@pytest.mark.parametrize(
+    "fault, error", [(THROTTLED, "ThrottlingException"), (TIMED_OUT, "KinesisClientLibDependencyException")]
+)
+def test_the_child_learns_why_nothing_was_prepared(worker: Worker, fault: Fault, error: str) -> None:
+    held = worker.hold()
+    worker.table.faults = always("prepare_checkpoint", fault)
+    assert worker.held_leases.prepare_checkpoint(held, SEVEN, None).error == error
+    assert worker.held_leases.is_held(held)
+
+
 # Giving away
 
 
@@ -677,3 +791,17 @@ def test_threads_neither_deadlock_nor_write_after_the_loss() -> None:
         checkpoint = worker.table.rows[key].checkpoint
         assert checkpoint is not None
         assert position == 0 or checkpoint == ExtendedSequenceNumber(str(position))
+
+
+def test_a_checkpoint_before_one_whose_answer_was_lost_does_not_move_the_row_back(worker: Worker) -> None:
+    eight, ten = ExtendedSequenceNumber("8"), ExtendedSequenceNumber("10")
+    held = worker.hold()
+    worker.table.faults = befall("checkpoint", ANSWER_LOST, ANSWER_LOST)
+    assert worker.held_leases.checkpoint(held, NINE).error is not None
+    assert worker.table.rows["s1"].checkpoint == NINE
+    assert worker.held_leases.checkpoint(held, SEVEN) == CheckpointOutcome()
+    assert worker.table.rows["s1"].checkpoint == NINE
+    assert worker.held_leases.checkpoint(held, eight) == CheckpointOutcome()
+    assert worker.table.rows["s1"].checkpoint == held.lease.checkpoint == NINE
+    assert worker.held_leases.checkpoint(held, ten) == CheckpointOutcome()
+    assert worker.table.rows["s1"].checkpoint == ten

@@ -7,17 +7,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcl_host.decisions.checkpoint import (
+    HANDOVER_STATE,
     CheckpointState,
     Refused,
     Unchanged,
     Write,
     delivered,
     entering_shard_end,
+    handover_note,
+    parse_state,
+    prepared_checkpoint,
+    replay_end,
     resolve,
     started,
     written,
 )
-from kcl_host.model.sequence import AT_SHARD_END, ExtendedSequenceNumber
+from kcl_host.model.lease import Lease
+from kcl_host.model.sequence import AT_SHARD_END, MAX_STATE_BYTES, ExtendedSequenceNumber, PreparedCheckpoint
 
 
 def esn(text: str, sub: int = 0) -> ExtendedSequenceNumber:
@@ -144,6 +150,91 @@ def test_a_lease_found_at_shard_end_substitutes_nothing() -> None:
     state = entering_shard_end(started(AT_SHARD_END))
     assert state.at_shard_end is None
     assert resolve(state, None, None) == Unchanged(AT_SHARD_END)
+
+
+# The state beside a prepared checkpoint
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [(None, None), ("", b""), ("AP8=", b"\x00\xff"), ("A" * 5460 + "AA==", bytes(MAX_STATE_BYTES))],
+    ids=["none", "empty", "bytes", "largest"],
+)
+def test_an_application_state(text: str | None, state: bytes | None) -> None:
+    assert parse_state(text) == state
+
+
+@pytest.mark.parametrize("text", ["AP8", "A P8=", "AP8=\n", "_-==", "\u0661\u0665AA", "AP8=AP8="])
+def test_an_application_state_that_is_not_base64(text: str) -> None:
+    refused = parse_state(text)
+    assert isinstance(refused, Refused)
+    assert refused == Refused("IllegalArgumentException", "the application state is not base64")
+
+
+def test_an_application_state_that_is_too_large() -> None:
+    refused = parse_state("A" * 5464)
+    assert isinstance(refused, Refused)
+    assert "4098 bytes is too large" in refused.reason
+
+
+# What is left for the next owner
+
+
+def lease(pending: str | None = None, state: bytes | None = None, checkpoint: str = "10") -> Lease:
+    return Lease(
+        lease_key="s1",
+        checkpoint=esn(checkpoint),
+        pending_checkpoint=None if pending is None else esn(pending),
+        pending_checkpoint_state=state,
+    )
+
+
+def test_a_handover_notes_the_last_record_delivered() -> None:
+    assert handover_note(reading(sub=3), lease()) == esn("20", 3)
+    assert handover_note(entering_shard_end(reading(sub=3)), lease()) == esn("20", 3)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        started(esn("10")),
+        started(esn("LATEST")),
+        written(reading(), esn("20")),
+        written(entering_shard_end(reading()), AT_SHARD_END),
+        entering_shard_end(started(AT_SHARD_END)),
+    ],
+    ids=["nothing delivered", "nothing ever", "all checkpointed", "shard ended", "found at its end"],
+)
+def test_a_handover_without_a_replay_needs_no_note(state: CheckpointState) -> None:
+    assert handover_note(state, lease()) is None
+
+
+@pytest.mark.parametrize("state", [None, b"", b"transaction 7"])
+@pytest.mark.parametrize("pending", ["15", "20", "30"])
+def test_what_an_application_prepared_is_never_replaced_by_a_note(pending: str, state: bytes | None) -> None:
+    assert handover_note(reading(), lease(pending, state)) is None
+
+
+@pytest.mark.parametrize(("before", "note"), [("15", esn("20")), ("20", None), ("30", None), ("5", esn("20"))])
+def test_of_two_notes_the_farther_one_stays(before: str, note: ExtendedSequenceNumber | None) -> None:
+    assert handover_note(reading(), lease(before, HANDOVER_STATE)) == note
+
+
+def test_a_note_is_told_as_a_replay_and_never_to_the_child() -> None:
+    assert replay_end(lease("20", HANDOVER_STATE)) == esn("20")
+    assert replay_end(lease("10", HANDOVER_STATE)) is None, "there is nothing between"
+    assert prepared_checkpoint(lease("20", HANDOVER_STATE)) is None
+
+
+@pytest.mark.parametrize("state", [None, b"transaction 7"])
+def test_what_an_application_prepared_is_told_to_the_child_only(state: bytes | None) -> None:
+    assert prepared_checkpoint(lease("20", state)) == PreparedCheckpoint(esn("20"), state)
+    assert replay_end(lease("20", state)) is None
+
+
+def test_nothing_pending() -> None:
+    assert replay_end(lease()) is None
+    assert prepared_checkpoint(lease()) is None
 
 
 # Against a slow obvious version

@@ -13,14 +13,23 @@ from kcl_host.decisions.election import (
     is_ours,
     is_stalled,
     judge_lock,
+    look_again_in_s,
 )
 from kcl_host.model.state import LeaderLock
 
 LOCK = LeaderLock(owner_name="other", lease_duration_ms=120_000, record_version_number="v1")
 
 
-def seen(at_s: float, version: str = "v1", duration_s: float = 120.0) -> LockObservation:
-    return LockObservation(record_version_number=version, lease_duration_s=duration_s, first_seen_s=at_s)
+def seen(
+    at_s: float, version: str = "v1", duration_s: float = 120.0, last_seen_s: float | None = None
+) -> LockObservation:
+    return LockObservation(
+        record_version_number=version,
+        lease_duration_s=duration_s,
+        first_seen_s=at_s,
+        last_seen_s=at_s if last_seen_s is None else last_seen_s,
+        owner_name="other",
+    )
 
 
 def test_an_absent_lock_is_free() -> None:
@@ -44,7 +53,9 @@ def test_the_holder_s_own_duration_counts() -> None:
     short = msgspec.structs.replace(LOCK, lease_duration_ms=10_000)
     first = judge_lock(short, None, 0.0, "me")
     assert isinstance(first, Wait)
-    assert judge_lock(short, first.observation, 10.0, "me") == first
+    assert judge_lock(short, first.observation, 10.0, "me") == Wait(
+        observation=seen(0.0, duration_s=10.0, last_seen_s=10.0), reason="held"
+    )
     assert judge_lock(short, first.observation, 10.001, "me") == Acquire(over=short, reason="abandoned")
 
 
@@ -76,6 +87,9 @@ def test_the_holder_stops_believing_no_later_than_others_may_take_over() -> None
     held = HeldLock(record_version_number="v1", duration_s=10.0, taken_at_s=100.0)
     assert held.is_valid(110.0)
     assert not held.is_valid(110.001)
+    # A write is sent only while its answer comes before that, however long it takes.
+    assert held.outlives_a_request(106.6)
+    assert not held.outlives_a_request(106.7)
     # An observer cannot have seen the version before it was sent.
     assert isinstance(judge_lock(LOCK, seen(100.0, duration_s=10.0), 110.0, "me"), Wait)
 
@@ -95,10 +109,19 @@ def test_a_lock_whose_answer_was_lost_is_adopted(lock: LeaderLock | None, ours: 
 
 
 def test_a_stall_shows_before_the_lock_is_free() -> None:
-    ten = seen(100.0, duration_s=10.0)
-    assert not is_stalled(None, 1e9, 3.3)
-    assert not is_stalled(ten, 103.4, 10 / 3)
-    assert is_stalled(ten, 105.1, 10 / 3)
+    """It takes a look at the lock to know: time alone may have passed without one."""
+    assert not is_stalled(None, 10 / 3)
+    assert not is_stalled(seen(100.0, duration_s=10.0), 10 / 3)
+    assert not is_stalled(seen(100.0, duration_s=10.0, last_seen_s=103.4), 10 / 3)
+    assert is_stalled(seen(100.0, duration_s=10.0, last_seen_s=103.5), 10 / 3)
     # a Java holder heartbeats each 30 s
-    assert not is_stalled(seen(100.0), 144.0, 10 / 3)
-    assert is_stalled(seen(100.0), 146.0, 10 / 3)
+    assert not is_stalled(seen(100.0, last_seen_s=131.0), 10 / 3)
+    assert is_stalled(seen(100.0, last_seen_s=131.3), 10 / 3)
+
+
+def test_the_third_look_shows_a_heartbeat_or_a_stall() -> None:
+    pause_s = look_again_in_s(seen(100.0, duration_s=10.0), 10 / 3)
+    assert 10 / 3 < 2 * pause_s < 3.6
+    assert is_stalled(seen(100.0, duration_s=10.0, last_seen_s=100.0 + 2 * pause_s), 10 / 3)
+    assert look_again_in_s(None, 10 / 3) == pause_s
+    assert look_again_in_s(seen(100.0), 10 / 3) == 10 / 3, "a Java holder"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from kcl_host.aws.items import decimal
 from kcl_host.decisions.lease_write import Lost, has_expired, judge_refused, smooth_throughput
 from kcl_host.model.lease import Lease
 from kcl_host.model.sequence import ExtendedSequenceNumber
@@ -74,7 +75,47 @@ def test_expiry_is_strictly_later_than_the_lease_duration() -> None:
     assert has_expired(100.0, 110.001, 10.0)
 
 
-def test_throughput_is_smoothed_by_half() -> None:
-    assert smooth_throughput(None, 4096, 2.0) == 2.0
-    assert smooth_throughput(2.0, 0, 3.3) == 1.0
-    assert smooth_throughput(0.000001, 0, 3.3) == 0.0
+# Throughput (spec lease-table 8): bytes / 1024 / seconds, alpha 0.5, six decimals half up
+
+WINDOW_S = 3.308
+"""KCL's renewal interval with failoverTimeMillis = 10000."""
+
+
+@pytest.mark.parametrize(
+    ("previous_kbps", "payload_bytes", "elapsed_s", "kbps"),
+    [
+        (None, 4096, 2.0, 2.0),
+        (None, 0, WINDOW_S, 0.0),
+        (None, 1_048_576, WINDOW_S, 309.552600),
+        (None, 1, WINDOW_S, 0.000295),
+        (2.0, 0, WINDOW_S, 1.0),
+        (309.5526, 524_288, WINDOW_S, 232.164450),
+        (None, 16, 2.0, 0.007813),
+        (None, 48, 2.0, 0.023438),
+        (0.000001, 0, WINDOW_S, 0.0),
+        (0.000002, 0, WINDOW_S, 0.000001),
+        (0.000003, 0, WINDOW_S, 0.000002),
+    ],
+)
+def test_throughput(previous_kbps: float | None, payload_bytes: int, elapsed_s: float, kbps: float) -> None:
+    value = smooth_throughput(previous_kbps, payload_bytes, elapsed_s)
+    assert value == kbps
+    # The row gets it as it is.
+    assert float(decimal(value)["N"]) == kbps
+
+
+def test_throughput_is_within_a_digit_of_javas_which_smooths_before_it_rounds() -> None:
+    batches = [1_000_003, 77, 0, 0, 123_457, 5, 0, 999, 31, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+    ours, exact = None, None
+    for payload_bytes in batches:
+        ours = smooth_throughput(ours, payload_bytes, WINDOW_S)
+        value = payload_bytes / 1024 / WINDOW_S
+        exact = value if exact is None else 0.5 * value + 0.5 * exact
+        assert ours == pytest.approx(exact, abs=0.000001)
+
+
+def test_throughput_of_an_idle_lease_fades_to_nothing() -> None:
+    value = smooth_throughput(None, 10**9, WINDOW_S)
+    for _ in range(40):
+        value = smooth_throughput(value, 0, WINDOW_S)
+    assert value == 0.0

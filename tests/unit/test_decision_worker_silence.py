@@ -62,3 +62,16 @@ def test_the_observer_is_not_silent_to_itself_and_distrusts_the_table_first() ->
     assert note_silence({OTHER: 7}, leases, (MINE, THEIRS), NOW_S, LeaseSettings(), ME) == {OTHER: 7}
     leases = tracked((ME, 95.0), (OTHER, 50.0))
     assert note_silence({}, leases, (MINE, THEIRS), NOW_S, LeaseSettings(), ME) == {OTHER: 7}
+
+
+def test_a_lease_that_was_given_and_not_taken_up_is_no_sign_of_life() -> None:
+    leases = tracked((ME, 89.9), (ME, 105.0))
+    assert note_silence({}, leases, (MINE, THEIRS), NOW_S, LeaseSettings(), THIRD) == {}
+    assert note_silence({}, leases, (MINE, THEIRS), NOW_S, LeaseSettings(), THIRD, {"s1"}) == {ME: 7}
+
+
+def test_a_worker_that_was_given_its_first_leases_has_the_time_to_take_them_up() -> None:
+    leases = tracked((ME, 89.9), (ME, 105.0))
+    assert note_silence({}, leases, (MINE, THEIRS), NOW_S, LeaseSettings(), THIRD, {"s0", "s1"}) == {}
+    leases = tracked((ME, 89.9), (ME, 89.8))
+    assert note_silence({}, leases, (MINE, THEIRS), NOW_S, LeaseSettings(), THIRD, {"s0", "s1"}) == {ME: 7}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from kcl_host.errors import AccessError, StreamNotFound, TableMissing, Throttled, Unavailable
@@ -102,6 +104,44 @@ def test_the_index_and_the_scan_may_lag_behind_while_get_never_does() -> None:
     clock.advance(2)
     assert (table.list_leases().leases, table.lease_keys_of("a")) == ((), ["s1"])
     assert table.is_empty()
+
+
+def test_a_scan_of_the_worker_metrics_may_lag_behind() -> None:
+    clock = FakeClock()
+    table = InMemoryWorkerMetricsTable(clock)
+    first, second = (WorkerMetricStats(worker_id="a", last_update_s=n) for n in (1, 2))
+    table.rows["a"] = first
+    clock.advance(5)
+    table.put(second)
+    table.lag = lambda worker_id: 1.0
+    assert (table.list_workers(), table.get("a")) == (([first], []), second)
+    assert not table.delete_if_unchanged(table.list_workers()[0][0]), "conditions see the row as it stands"
+    clock.advance(1)
+    assert table.list_workers() == ([second], [])
+    assert table.delete_if_unchanged(second)
+    assert (table.list_workers(), table.rows) == (([second], []), {})
+    clock.advance(1)
+    assert table.list_workers() == ([], [])
+
+
+@pytest.mark.parametrize("fake", [InMemoryCoordinatorTable, InMemoryWorkerMetricsTable])
+def test_a_metadata_table_that_is_not_there(
+    fake: type[InMemoryCoordinatorTable] | type[InMemoryWorkerMetricsTable],
+) -> None:
+    table = fake(FakeClock(), exists=False)
+    requests: list[Callable[[], object]]
+    if isinstance(table, InMemoryCoordinatorTable):
+        lock = LeaderLock(owner_name="a", lease_duration_ms=1, record_version_number="v")
+        requests = [table.read_lock, lambda: table.acquire_lock(lock, None), table.read_client_version]
+    else:
+        stats = WorkerMetricStats(worker_id="a", last_update_s=1)
+        requests = [table.list_workers, lambda: table.put(stats), lambda: table.delete_if_unchanged(stats)]
+    for request in requests:
+        with pytest.raises(TableMissing):
+            request()
+    assert not table.exists()
+    assert [table.create_table(), table.create_table(), table.exists()] == [True, False, True]
+    requests[0]()
 
 
 def test_a_table_that_is_being_created() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from kcl_host.errors import ChildExited, ChildMisbehaved
 from kcl_host.model.records import Record
-from kcl_host.model.sequence import AT_TRIM_HORIZON, ExtendedSequenceNumber
+from kcl_host.model.sequence import AT_TRIM_HORIZON, ExtendedSequenceNumber, PreparedCheckpoint
 from kcl_host.multilang.dialogue import (
     AWAITED,
     TRANSITIONS,
@@ -19,6 +20,7 @@ from kcl_host.multilang.dialogue import (
     Happening,
     LocalProtocolError,
     Noise,
+    PrepareCheckpointRequested,
     RemoteProtocolError,
     State,
 )
@@ -115,6 +117,59 @@ def test_the_answer_echoes_the_request() -> None:
 def test_children_get_to_see_only_the_five_names(error: str) -> None:
     with pytest.raises(LocalProtocolError, match="checkpoint errors"):
         processing().answer_checkpoint(requested(True), error)
+
+
+# The extension prepareCheckpoint
+
+
+PREPARE = b'{"action":"prepareCheckpoint","sequenceNumber":"7","subSequenceNumber":2,"applicationState":"AP8="}\n'
+PREPARED = PreparedCheckpoint(ExtendedSequenceNumber("9", 1), b"\x00\xff")
+
+
+def test_without_the_opt_in_nothing_of_the_extension_is_on_the_wire() -> None:
+    dialogue = Dialogue()
+    plain = dialogue.initialize("s", AT_TRIM_HORIZON, PREPARED)
+    assert plain == b'{"action":"initialize","shardId":"s","sequenceNumber":"TRIM_HORIZON","subSequenceNumber":0}\n'
+    dialogue.receive(status("initialize"))
+    dialogue.process_records([RECORD], 0)
+    before = dialogue.state
+    (noise,) = dialogue.receive(PREPARE)
+    assert isinstance(noise, Noise) and noise.line == PREPARE.decode().strip()
+    assert dialogue.state is before
+
+
+@pytest.mark.parametrize(
+    ("prepared", "keys"), [(None, (None, None, None)), (PREPARED, ("9", 1, "AP8="))], ids=["nothing", "something"]
+)
+def test_with_it_the_child_learns_what_was_prepared(
+    prepared: PreparedCheckpoint | None, keys: tuple[object, ...]
+) -> None:
+    line = Dialogue(extensions=("prepareCheckpoint",)).initialize("s", AT_TRIM_HORIZON, prepared)
+    assert list(json.loads(line).items())[4:] == [
+        ("pendingCheckpointSequenceNumber", keys[0]),
+        ("pendingCheckpointSubSequenceNumber", keys[1]),
+        ("pendingCheckpointState", keys[2]),
+    ]
+
+
+def test_a_request_to_prepare_is_answered_as_a_checkpoint() -> None:
+    dialogue = Dialogue(extensions=("prepareCheckpoint",))
+    dialogue.initialize("s", AT_TRIM_HORIZON)
+    asked = PrepareCheckpointRequested(
+        sequence_number="7", sub_sequence_number=2, allowed=False, application_state="AP8="
+    )
+    assert dialogue.receive(PREPARE) == [asked]
+    dialogue.receive(status("initialize"))
+    assert dialogue.awaiting is None
+    dialogue.process_records([RECORD], 0)
+    assert dialogue.receive(PREPARE + CHECKPOINT) == [
+        msgspec.structs.replace(asked, allowed=True),
+        requested(allowed=True),
+    ]
+    assert dialogue.awaiting == "processRecords"
+    assert dialogue.answer_checkpoint(asked, "ThrottlingException") == (
+        b'{"action":"checkpoint","sequenceNumber":"7","subSequenceNumber":2,"error":"ThrottlingException"}\n'
+    )
 
 
 def test_an_action_out_of_order_is_our_own_mistake_and_changes_nothing() -> None:

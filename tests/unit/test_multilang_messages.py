@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_host.model.records import Record
+from kcl_host.model.sequence import ExtendedSequenceNumber, PreparedCheckpoint
 from kcl_host.multilang.messages import (
     CheckpointAnswer,
     CheckpointRequest,
     Initialize,
     LeaseLost,
+    PrepareCheckpointRequest,
     ProcessRecords,
     ShardEnded,
     ShutdownRequested,
@@ -22,6 +24,7 @@ from kcl_host.multilang.messages import (
     decode_child_line,
     decode_host_line,
     encode_line,
+    with_prepared,
 )
 
 RECORD = Record(
@@ -67,6 +70,36 @@ RECORD = Record(
 def test_lines_are_those_of_the_java_daemon(message: LeaseLost, line: str) -> None:
     assert encode_line(message) == line.encode() + b"\n"
     assert decode_host_line(line) == message
+
+
+@pytest.mark.parametrize(
+    ("prepared", "keys"),
+    [
+        (
+            None,
+            '"pendingCheckpointSequenceNumber":null,"pendingCheckpointSubSequenceNumber":null,"pendingCheckpointState":null',
+        ),
+        (
+            PreparedCheckpoint(ExtendedSequenceNumber("9", 2)),
+            '"pendingCheckpointSequenceNumber":"9","pendingCheckpointSubSequenceNumber":2,"pendingCheckpointState":null',
+        ),
+        (
+            PreparedCheckpoint(ExtendedSequenceNumber("9"), b"\x00\xff"),
+            '"pendingCheckpointSequenceNumber":"9","pendingCheckpointSubSequenceNumber":0,"pendingCheckpointState":"AP8="',
+        ),
+    ],
+    ids=["nothing", "without state", "with state"],
+)
+def test_the_keys_of_prepared_checkpoints_are_there_all_or_none(prepared: PreparedCheckpoint | None, keys: str) -> None:
+    plain = Initialize(shard_id="s", sequence_number="5", sub_sequence_number=0)
+    before = '{"action":"initialize","shardId":"s","sequenceNumber":"5","subSequenceNumber":0'
+    assert encode_line(plain) == before.encode() + b"}\n"
+    extended = with_prepared(plain, prepared)
+    assert encode_line(extended) == f"{before},{keys}}}\n".encode()
+    assert decode_host_line(encode_line(extended)) == extended
+    # the way round for lone surrogates leaves the same keys out
+    odd = msgspec.structs.replace(plain, shard_id="\ud800")
+    assert b"pending" not in encode_line(odd)
 
 
 @given(key=st.text(st.characters(codec=None, exclude_categories=()), max_size=20))
@@ -139,6 +172,17 @@ STATUS = Status(response_for="initialize")
         ('{"action":"checkpoint","subSequenceNumber":1e400}', None),
         ('{"action":"checkpoint","subSequenceNumber":9223372036854775808}', None),
         ('{"action":"checkpoint","subSequenceNumber":' + "9" * 5000 + "}", None),
+        ('{"action":"prepareCheckpoint"}', PrepareCheckpointRequest()),
+        (
+            '{"action":"prepareCheckpoint","sequenceNumber":"1","subSequenceNumber":2,"applicationState":"AP8="}',
+            PrepareCheckpointRequest(sequence_number="1", sub_sequence_number=2, application_state="AP8="),
+        ),
+        ('{"action":"prepareCheckpoint","applicationState":null}', PrepareCheckpointRequest()),
+        # whatever it holds, the one who asks waits for an answer
+        ('{"action":"prepareCheckpoint","applicationState":"?"}', PrepareCheckpointRequest(application_state="?")),
+        ('{"action":"prepareCheckpoint","applicationState":5}', PrepareCheckpointRequest(application_state="5")),
+        ('{"action":"prepareCheckpoint","applicationState":{}}', None),
+        ('{"action":"preparecheckpoint"}', None),
         ('{"action":"status","responseFor":"x","responseFor":"initialize"}', STATUS),
         ("{'action':'status','responseFor':'initialize'}", None),
         ('{"action":"status",/* why */"responseFor":"initialize"}', None),
@@ -167,7 +211,9 @@ STATUS = Status(response_for="initialize")
     ],
     ids=lambda v: v[:60] if isinstance(v, str) else "",
 )  # fmt: skip
-def test_what_is_taken_for_a_message(line: str, message: Status | CheckpointRequest | None) -> None:
+def test_what_is_taken_for_a_message(
+    line: str, message: Status | CheckpointRequest | PrepareCheckpointRequest | None
+) -> None:
     assert decode_child_line(line.encode()) == message
 
 

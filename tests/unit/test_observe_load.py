@@ -1,29 +1,25 @@
-"""CPU load: platform choice and formulas (coordination 3.2, 3.7, 3.8; KCL 3.5.1 WorkerMetricsSelector)."""
+"""Worker metrics: recordings of hosts and containers, formulas, choice, sampling (coordination 3.2, 3.7, 3.8)."""
 
 from __future__ import annotations
 
-import http.server
 import json
 import logging
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from kcl_host.observe.load import (
-    Cgroup,
-    EcsTask,
-    LoadSampler,
-    ProcStat,
-    cgroup_v1,
-    cgroup_v2,
-    fetch_link_local,
-    select_cpu,
-)
+from kcl_host.config.settings import WorkerMetricsSettings
+from kcl_host.model.worker import WorkerMetric
+from kcl_host.observe.cpu import Cgroup, EcsTask, ProcStat, cgroup_v1, cgroup_v2, select_cpu
+from kcl_host.observe.load import DEFAULTS, LoadSampler
+from kcl_host.observe.network import RECEIVED, SENT, NetworkUse
 
 V4 = {"ECS_CONTAINER_METADATA_URI_V4": "http://169.254.170.2/v4/me"}
+RECORDINGS = Path(__file__).parents[1] / "data" / "load"
+NETWORK: tuple[WorkerMetric, ...] = ("NETWORK_IN", "NETWORK_OUT")
 
 
 def write(root: Path, path: str, text: str) -> None:
@@ -44,6 +40,90 @@ class Time:
         return self.now_s
 
 
+# Recordings
+
+
+class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    at_s: float
+    files: dict[str, list[str]] = {}
+    answers: dict[str, Any] = {}
+
+
+class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    comment: str
+    settings: WorkerMetricsSettings
+    files: dict[str, list[str]]
+    snapshots: list[Snapshot]
+    values: dict[str, list[float]]
+    averages: dict[str, float]
+    answers: dict[str, Any] = {}
+
+
+class Replay:
+    """A host that goes from snapshot to snapshot."""
+
+    def __init__(self, recording: Recording, root: Path) -> None:
+        self._recording = recording
+        self._root = root
+        self._time = Time()
+        self._answers = dict(recording.answers)
+        self._write(recording.files)
+        self._go_to(recording.snapshots[0])
+        self.load = LoadSampler(
+            recording.settings,
+            environ=V4 if recording.answers else {},
+            root=root,
+            now_s=self._time,
+            fetch=lambda url: json.dumps(self._answers[url.removeprefix("http://169.254.170.2")]).encode(),
+        )
+
+    def each(self, act: Callable[[], object]) -> None:
+        for snapshot in self._recording.snapshots:
+            self._go_to(snapshot)
+            act()
+
+    def _go_to(self, snapshot: Snapshot) -> None:
+        self._time.now_s = 1000.0 + snapshot.at_s
+        self._write(snapshot.files)
+        self._answers |= snapshot.answers
+
+    def _write(self, files: dict[str, list[str]]) -> None:
+        for path, lines in files.items():
+            write(self._root, path, "\n".join(lines) + "\n")
+
+
+FILES = sorted(RECORDINGS.glob("*.json"))
+
+
+@pytest.fixture(params=FILES, ids=lambda path: path.stem)
+def recording(request: pytest.FixtureRequest) -> Recording:
+    return msgspec.json.decode(request.param.read_bytes(), type=Recording)
+
+
+def test_each_snapshot_of_a_recording_is_worth_what_was_calculated(recording: Recording, tmp_path: Path) -> None:
+    replay = Replay(recording, tmp_path)
+    found: dict[str, list[float]] = {metric: [] for metric in recording.values}
+
+    def sample() -> None:
+        replay.load.sample()
+        for metric, value in replay.load.drain_average().items():
+            found[metric].append(value)
+
+    replay.each(sample)
+    assert found == {metric: pytest.approx(values, abs=0.000001) for metric, values in recording.values.items()}
+
+
+def test_the_average_of_a_recording(recording: Recording, tmp_path: Path) -> None:
+    replay = Replay(recording, tmp_path)
+    replay.each(replay.load.sample)
+    assert replay.load.drain_average() == recording.averages
+
+
+def test_every_kind_of_host_is_recorded() -> None:
+    assert {path.stem.split("-")[0] for path in FILES} == {"host", "cgroup", "ecs"}
+    assert len(FILES) == 11
+
+
 # /proc/stat
 
 
@@ -61,6 +141,7 @@ def test_proc_stat(tmp_path: Path) -> None:
     )
     assert (first, unchanged) == (0.0, 0.0)
     assert second == pytest.approx(41800 / 541800 * 100)
+    assert round(second, 3) == 7.715
 
 
 def test_waiting_for_io_counts_as_busy(tmp_path: Path) -> None:
@@ -83,7 +164,12 @@ def make_v2(root: Path, limit: str, cpus: str = "0-7") -> None:
 
 @pytest.mark.parametrize(
     ("limit", "cpus", "percent"),
-    [("20000 10000\n", "0-7", 25.0), ("max 100000\n", "0-7", 6.25), ("max 100000", "0-4,6,8-10", 50 / 9)],
+    [
+        ("20000 10000\n", "0-7", 25.0),
+        ("max 100000\n", "0-7", 6.25),
+        ("max 100000", "0-4,6,8-10", 50 / 9),
+        ("max 100000", "3", 50.0),
+    ],
 )
 def test_cgroup_v2(tmp_path: Path, limit: str, cpus: str, percent: float) -> None:
     make_v2(tmp_path, limit, cpus)
@@ -144,10 +230,13 @@ def container(docker_id: str, cpu: int | None = None) -> dict[str, Any]:
         ({"Containers": [container("me", 10)]}, 50.0),
         ({"Containers": [container("me", 50), container("other", 30)]}, 80.0),
         ({"Limits": {"CPU": 4}, "Containers": [container("me", 10)]}, 25.0),
+        ({"Limits": {"Memory": 4}, "Containers": [container("me", 10)]}, 50.0),
         ({"Containers": [container("me")]}, 50.0),
         ({"Containers": [container("other", 2)]}, 50.0),
+        ({"Containers": [container("other", 8)]}, 100.0),
+        ({}, 50.0),
     ],
-    ids=["one container", "shares", "task limit", "no shares", "not listed"],
+    ids=["one container", "shares", "task limit", "memory only", "no shares", "not listed", "exceeded", "none listed"],
 )
 def test_ecs(task: dict[str, Any], percent: float) -> None:
     assert ecs(task).read() == pytest.approx(percent)
@@ -158,23 +247,50 @@ def test_ecs_without_a_reading_before() -> None:
     assert ecs({}, before=(5, 1_000_000_000)).read() == 100.0
 
 
-def test_a_real_endpoint_is_asked_without_any_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+# Network
 
-    class Answer(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"body of " + self.path.encode())
+HEADER = "Inter-|   Receive       |  Transmit\n face |bytes    packets errs drop |bytes    packets errs drop\n"
 
-        def log_message(self, *args: object) -> None:
-            pass
 
-    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
-        thread = threading.Thread(target=server.handle_request)
-        thread.start()
-        assert fetch_link_local(f"http://127.0.0.1:{server.server_port}/v4/stats") == b"body of /v4/stats"
-        thread.join(20)
+def net_dev(root: Path, received: int, sent: int, *, name: str = "  eth0: ") -> None:
+    lo = "    lo: 99 1 0 0 0 0 0 0 99 1 0 0 0 0 0 0\n"
+    write(root, "proc/net/dev", f"{HEADER}{lo}{name}{received} 1 0 0 0 0 0 7 {sent} 1 0 0 0 0 0 0\n")
+
+
+@pytest.mark.parametrize("name", ["  eth0: ", "eth0:"])
+@pytest.mark.parametrize(("elapsed_s", "percent"), [(1.0, (10.0, 20.0)), (0.5, (20.0, 40.0)), (0.1, (100.0, 100.0))])
+def test_network(tmp_path: Path, name: str, elapsed_s: float, percent: tuple[float, float]) -> None:
+    """1 MB received and 2 MB sent on an interface of 10 MB/s."""
+    time = Time()
+    sources = [NetworkUse(tmp_path, "eth0", column, 10.0, time) for column in (RECEIVED, SENT)]
+    net_dev(tmp_path, 5_000_000_000, 0, name=name)
+    assert [source.read() for source in sources] == [0.0, 0.0]
+    time.now_s += elapsed_s
+    net_dev(tmp_path, 5_001_048_576, 2_097_152, name=name)
+    assert tuple(source.read() for source in sources) == pytest.approx(percent)
+
+
+def test_counters_that_go_back_count_as_in_java(tmp_path: Path) -> None:
+    time = Time()
+    source = NetworkUse(tmp_path, "eth0", SENT, 10.0, time)
+    net_dev(tmp_path, 0, 1_048_576)
+    source.read()
+    time.now_s += 1.0
+    net_dev(tmp_path, 0, 0)
+    assert source.read() == 10.0
+
+
+def test_an_interface_that_is_not_there_is_named_with_those_that_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    net_dev(tmp_path, 0, 0)
+    settings = WorkerMetricsSettings(metrics=NETWORK, network_interface="ens5", network_max_mb_per_s=10.0)
+    load = sampler(tmp_path, settings)
+    load.sample()
+    load.sample()
+    assert load.drain_average() == {"NI": -1.0, "NO": -1.0}
+    assert [r.__dict__["metric"] for r in caplog.records] == ["NI", "NO"]
+    assert all("no interface ens5, only eth0, lo" in r.__dict__["error"] for r in caplog.records)
 
 
 # Choice of the platform
@@ -189,12 +305,13 @@ def touch_token(root: Path) -> None:
     [
         (V4, touch_token, "EcsTask"),
         ({"ECS_CONTAINER_METADATA_URI": "http://v3"}, touch_token, "NoneType"),
+        ({"ECS_CONTAINER_METADATA_URI": "http://v3"} | V4, touch_token, "EcsTask"),
         ({}, touch_token, "NoneType"),
         ({}, lambda root: None, "ProcStat"),
         ({"ECS_CONTAINER_METADATA_URI_V4": ""}, lambda root: None, "ProcStat"),
         ({}, lambda root: (root / "proc/stat").unlink(), "NoneType"),
     ],
-    ids=["ECS v4 wins", "ECS v3 has none", "EKS without cgroups", "machine", "empty variable", "not Linux"],
+    ids=["ECS v4", "ECS v3 has none", "ECS v4 and v3", "EKS without cgroups", "machine", "empty variable", "not Linux"],
 )
 def test_the_first_platform_that_fits_decides(
     tmp_path: Path, environ: dict[str, str], prepare: Callable[[Path], object], expected: str
@@ -204,11 +321,13 @@ def test_the_first_platform_that_fits_decides(
     assert type(select_cpu(environ, tmp_path, Time(), no_network)).__name__ == expected
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("version", ["v1", "v2", "both"])
 def test_kubernetes_reads_its_cgroup(tmp_path: Path, version: str) -> None:
+    """Only the files of the version that is to be read are there; v2 goes before v1."""
     touch_token(tmp_path)
-    if version == "v2":
+    if version != "v1":
         make_v2(tmp_path, "10000 10000")
+        (tmp_path / "sys/fs/cgroup" / ("memory" if version == "both" else "io")).mkdir()
     else:
         write(tmp_path, "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "10000")
         write(tmp_path, "sys/fs/cgroup/cpu/cpu.cfs_period_us", "10000")
@@ -218,11 +337,48 @@ def test_kubernetes_reads_its_cgroup(tmp_path: Path, version: str) -> None:
     assert source.read() == 0.0
 
 
+# Choice of the metrics
+
+
+def settings(*metrics: WorkerMetric, disabled: bool = False) -> WorkerMetricsSettings:
+    return WorkerMetricsSettings(metrics=metrics, disabled=disabled, network_max_mb_per_s=10.0)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "reported"),
+    [
+        (settings(), {"C"}),
+        (settings(disabled=True), set()),
+        (settings("NETWORK_OUT"), {"NO"}),
+        (settings("CPU", "NETWORK_IN", "NETWORK_OUT"), {"C", "NI", "NO"}),
+        (settings("CPU", disabled=True), {"C"}),
+    ],
+    ids=["automatic", "disabled", "no CPU unless it is listed", "all", "disabled is about the automatic choice only"],
+)
+def test_the_metrics_reported(tmp_path: Path, chosen: WorkerMetricsSettings, reported: set[str]) -> None:
+    write(tmp_path, "proc/stat", "cpu 1 1 1 1 1")
+    net_dev(tmp_path, 0, 0)
+    load = sampler(tmp_path, chosen)
+    load.sample()
+    assert load.drain_average() == dict.fromkeys(reported, 0.0)
+
+
+def test_what_the_platform_does_not_have_is_left_out_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As -1 it would keep leases away from this worker for ever."""
+    write(tmp_path, "proc/stat", "cpu 1 1 1 1 1")
+    assert sampler(tmp_path, settings("CPU", "NETWORK_IN")).drain_average() == {"C": 0.0}
+    v3 = {"ECS_CONTAINER_METADATA_URI": "http://v3"}
+    for chosen in (settings(), settings("CPU")):
+        assert LoadSampler(chosen, environ=v3, root=tmp_path, fetch=no_network).drain_average() == {}
+    said = [(r.__dict__["action"], r.__dict__["metric"]) for r in caplog.records]
+    assert said == [("load_unavailable", "NETWORK_IN"), ("load_unavailable", "CPU")]
+
+
 # The sampler
 
 
-def sampler(root: Path) -> LoadSampler:
-    return LoadSampler(environ={}, root=root, now_s=Time(), fetch=no_network)
+def sampler(root: Path, chosen: WorkerMetricsSettings = DEFAULTS) -> LoadSampler:
+    return LoadSampler(chosen, environ={}, root=root, now_s=Time(), fetch=no_network)
 
 
 def test_the_average_of_the_period(tmp_path: Path) -> None:
@@ -244,6 +400,21 @@ def test_rounding_is_half_up(tmp_path: Path) -> None:
     write(tmp_path, "proc/stat", "cpu 2 0 0 20000062 0")
     load.sample()
     assert load.drain_average() == {"C": 0.000005}
+    # 1/128 %: a tie in the seventh decimal, which rounding to even would take down.
+    write(tmp_path, "proc/stat", "cpu 3 0 0 20012861 0")
+    load.sample()
+    assert load.drain_average() == {"C": 0.007813}
+
+
+def test_the_last_300_samples_count(tmp_path: Path) -> None:
+    write(tmp_path, "proc/stat", "cpu 0 0 0 0 0")
+    load = sampler(tmp_path)
+    load.sample()
+    for idle_samples, average in [(299, 0.333333), (300, 0.0)]:
+        write(tmp_path, "proc/stat", f"cpu {idle_samples} 0 0 0 0")
+        for _ in range(1 + idle_samples):  # the first one is worth 100
+            load.sample()
+        assert load.drain_average() == {"C": average}
 
 
 def test_a_worker_that_just_starts_has_not_failed(tmp_path: Path) -> None:
@@ -267,20 +438,54 @@ def test_a_period_without_values_has_failed_and_says_so_once(
     assert [r.__dict__["action"] for r in caplog.records] == ["load_failed", "load_recovered"]
 
 
-@pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"cpu_stats": null}'])
-def test_an_endpoint_that_answers_nonsense_has_failed(tmp_path: Path, answer: bytes) -> None:
-    load = LoadSampler(environ=V4, root=tmp_path, now_s=Time(), fetch=lambda url: answer)
-    assert load.drain_average() == {"C": -1.0}
+def test_a_metric_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
+    time = Time()
+    write(tmp_path, "proc/stat", "cpu 0 0 0 0 0")
+    net_dev(tmp_path, 0, 0)
+    load = LoadSampler(settings("CPU", "NETWORK_IN"), environ={}, root=tmp_path, now_s=time, fetch=no_network)
+    load.sample()
+    write(tmp_path, "proc/stat", "gone")
+    time.now_s += 1.0
+    net_dev(tmp_path, 1_048_576, 0)
+    load.sample()
+    assert load.drain_average() == {"C": 0.0, "NI": 5.0}
+    time.now_s += 1.0
+    load.sample()
+    assert load.drain_average() == {"C": -1.0, "NI": 0.0}
+
+
+def test_a_value_below_0_is_left_out(tmp_path: Path) -> None:
+    """CPU time that goes back: the container was moved, or its counter began again."""
+    touch_token(tmp_path)
+    make_v2(tmp_path, "10000 10000")
+    time = Time()
+    load = LoadSampler(environ={}, root=tmp_path, now_s=time, fetch=no_network)
+    load.sample()
+    for usage_us in (400_000, 800_000):
+        time.now_s += 1.0
+        write(tmp_path, "sys/fs/cgroup/cpu.stat", f"usage_usec {usage_us}\n")
+        load.sample()
+    assert load.drain_average() == {"C": 20.0}
 
 
 def test_disabled_or_without_a_platform_nothing_is_reported(tmp_path: Path) -> None:
     write(tmp_path, "proc/stat", "cpu 1 1 1 1 1")
     for load in (
-        LoadSampler(disabled=True, environ=V4, root=tmp_path, fetch=no_network),
+        LoadSampler(WorkerMetricsSettings(disabled=True), environ=V4, root=tmp_path, fetch=no_network),
         LoadSampler(environ={}, root=tmp_path / "nothing", fetch=no_network),
     ):
         load.sample()
         assert load.drain_average() == {}
+        assert load.run_once() is None
+
+
+def test_a_turn_takes_one_sample(tmp_path: Path) -> None:
+    write(tmp_path, "proc/stat", "cpu 0 0 0 0 0")
+    load = sampler(tmp_path, WorkerMetricsSettings(capture_interval_s=2.5))
+    assert load.run_once() == 2.5
+    write(tmp_path, "proc/stat", "cpu 1 0 0 0 0")
+    assert load.run_once() == 2.5
+    assert load.drain_average() == {"C": 50.0}
 
 
 def test_this_machine() -> None:

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from kcl_host.processor import Checkpointer, CheckpointError, Record, RecordProcessor, run
+from kcl_host.processor import (
+    Checkpointer,
+    CheckpointError,
+    ExtensionNotEnabled,
+    PreparedCheckpointer,
+    Record,
+    RecordProcessor,
+    run,
+)
 
 INITIALIZE = {"action": "initialize", "shardId": "shard-1", "sequenceNumber": "TRIM_HORIZON", "subSequenceNumber": 0}
 RECORD = {
@@ -135,3 +143,126 @@ def test_an_exception_of_the_processor_sends_no_status() -> None:
 def test_an_unknown_action_is_an_error() -> None:
     with pytest.raises(ValueError, match="shutdown"):
         converse(Idle(), {"action": "shutdown", "reason": "ZOMBIE"})
+
+
+# Prepared checkpoints
+
+
+@pytest.fixture
+def extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KCL_HOST_PROTOCOL_EXTENSIONS", "prepareCheckpoint")
+
+
+@pytest.fixture
+def no_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KCL_HOST_PROTOCOL_EXTENSIONS", raising=False)
+
+
+def preparation(number: str, sub: int | None, state: str | None = None) -> dict[str, Any]:
+    return {
+        "action": "prepareCheckpoint", "sequenceNumber": number, "subSequenceNumber": sub, "applicationState": state,
+    }  # fmt: skip
+
+
+class Prepares(RecordProcessor):
+    """Prepares in each batch, makes the checkpoint in the next method that may."""
+
+    def __init__(self, *position: Any, state: bytes | None = None) -> None:
+        self.position = position
+        self.state = state
+        self.prepared: list[PreparedCheckpointer] = []
+
+    def process_records(self, records: list[Record], checkpointer: Checkpointer) -> None:
+        for prepared in self.prepared:
+            prepared.checkpoint()
+        self.prepared = [checkpointer.prepare_checkpoint(*self.position, application_state=self.state)]
+
+    def shutdown_requested(self, checkpointer: Checkpointer) -> None:
+        for prepared in self.prepared:
+            prepared.checkpoint()
+
+    def shard_ended(self, checkpointer: Checkpointer) -> None:
+        checkpointer.prepare_checkpoint().checkpoint()
+
+
+@pytest.mark.usefixtures("extension")
+def test_a_checkpoint_in_two_phases_may_span_actions() -> None:
+    processor = Prepares(state=b"\x00\xff" * 60)
+    later = {**PROCESS_RECORDS, "records": [RECORD | {"sequenceNumber": "496", "subSequenceNumber": 0}]}
+    written = converse(processor, PROCESS_RECORDS, answer(), later, answer(), answer(), SHUTDOWN_REQUESTED, answer())
+    state = "AP8A/wD/" * 20
+    assert written == [
+        preparation("495", 2, state),
+        status("processRecords"),
+        request("495", 2),
+        preparation("496", 0, state),
+        status("processRecords"),
+        request("496", 0),
+        status("shutdownRequested"),
+    ]
+    assert repr(processor.prepared[0]).startswith("<PreparedCheckpointer 496/0 b'")
+
+
+@pytest.mark.usefixtures("extension")
+def test_a_position_may_be_named() -> None:
+    assert converse(Prepares("494"), PROCESS_RECORDS, answer(), SHUTDOWN_REQUESTED, answer()) == [
+        preparation("494", None), status("processRecords"), request("494", 0), status("shutdownRequested"),
+    ]  # fmt: skip
+    assert converse(Prepares("494", 1), PROCESS_RECORDS, answer())[0] == preparation("494", 1)
+
+
+@pytest.mark.usefixtures("extension")
+def test_without_a_record_the_position_is_where_the_shard_was_started() -> None:
+    empty = PROCESS_RECORDS | {"records": []}
+    assert converse(Prepares(), INITIALIZE, empty, answer())[1] == preparation("TRIM_HORIZON", 0)
+
+
+@pytest.mark.usefixtures("extension")
+def test_the_end_of_the_shard_in_two_phases() -> None:
+    assert converse(Prepares(), SHARD_ENDED, answer(), answer()) == [
+        preparation("SHARD_END", 0), request("SHARD_END", 0), status("shardEnded"),
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("extension")
+def test_a_refused_preparation_prepares_nothing() -> None:
+    processor = Prepares()
+    with pytest.raises(CheckpointError, match="ThrottlingException"):
+        converse(processor, PROCESS_RECORDS, answer("ThrottlingException"))
+    assert processor.prepared == []
+
+
+@pytest.mark.usefixtures("no_extension")
+def test_a_host_that_does_not_offer_it_is_never_asked() -> None:
+    asked: list[bool] = []
+
+    class Tries(RecordProcessor):
+        def process_records(self, records: list[Record], checkpointer: Checkpointer) -> None:
+            asked.append(checkpointer.can_prepare)
+            with pytest.raises(ExtensionNotEnabled, match="protocolExtensions = prepareCheckpoint"):
+                checkpointer.prepare_checkpoint()
+
+    assert converse(Tries(), PROCESS_RECORDS) == [status("processRecords")]
+    assert asked == [False]
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, None),
+        ({"SequenceNumber": None, "SubSequenceNumber": None, "State": None}, None),
+        ({"SequenceNumber": "497", "SubSequenceNumber": 3, "State": None}, ("497", 3, None)),
+        ({"SequenceNumber": "497", "SubSequenceNumber": 0, "State": "AP8="}, ("497", 0, b"\x00\xff")),
+    ],
+    ids=["not offered", "nothing", "without state", "with state"],
+)
+def test_a_processor_finds_what_was_prepared_before_it(keys: dict[str, Any], expected: object) -> None:
+    found: list[Any] = []
+
+    class Looks(Idle):
+        def initialize(self, shard_id: str, sequence_number: str | None, sub_sequence_number: int | None) -> None:
+            p = self.pending_checkpoint
+            found.append(p and (p.sequence_number, p.sub_sequence_number, p.application_state))
+
+    converse(Looks(), INITIALIZE | {f"pendingCheckpoint{key}": value for key, value in keys.items()})
+    assert found == [expected]

@@ -21,8 +21,9 @@ def test_the_files_are_those_of_the_messages() -> None:
 
 def test_the_host_leaves_no_key_out() -> None:
     definitions = json.loads(schema_files()["host-to-child.json"])["$defs"]
-    for definition in definitions.values():
-        assert definition["required"] == list(definition["properties"])
+    extension = {"Initialize": [f"pendingCheckpoint{of}" for of in ("SequenceNumber", "SubSequenceNumber", "State")]}
+    for name, definition in definitions.items():
+        assert definition["required"] + extension.get(name, []) == list(definition["properties"])
     assert list(definitions["Record"]["properties"])[-1] == "action"
     assert next(iter(definitions["CheckpointAnswer"]["properties"])) == "action"
 
@@ -30,4 +31,5 @@ def test_the_host_leaves_no_key_out() -> None:
 def test_a_child_may_leave_out_the_numbers_of_a_checkpoint() -> None:
     definitions = json.loads(schema_files()["child-to-host.json"])["$defs"]
     assert definitions["CheckpointRequest"]["required"] == ["action"]
+    assert definitions["PrepareCheckpointRequest"]["required"] == ["action"]
     assert definitions["Status"]["required"] == ["action", "responseFor"]

@@ -18,7 +18,7 @@ from kcl_host.model.lease import Lease
 from kcl_host.model.sequence import AT_SHARD_END, AT_TRIM_HORIZON, LATEST, ExtendedSequenceNumber, InitialPosition
 from kcl_host.runtime.shard_consumer import IDLE_S
 from tests.fakes.child import ModelChild, never_checkpoints, well_behaved
-from tests.fakes.fault import Fault
+from tests.fakes.fault import TIMED_OUT, Fault
 from tests.unit.consumer_rig import ME, SETTINGS, SHARD, Rig, delivered_to, failing, with_child
 
 REQUESTED, LEASE_LOST = ShutdownReason.REQUESTED, ShutdownReason.LEASE_LOST
@@ -277,6 +277,7 @@ def test_shutdown_requested_may_checkpoint() -> None:
 
 def test_a_pending_handover_goes_to_its_owner() -> None:
     rig = Rig()
+    rig.alive("other")
     rig.deliver("a")
     rig.table.put(msgspec.structs.replace(rig.row, lease_owner="other", checkpoint_owner=ME))
     rig.renew()
@@ -284,6 +285,99 @@ def test_a_pending_handover_goes_to_its_owner() -> None:
     rig.finish()
     assert rig.calls == [["initialize", "processRecords", "shutdownRequested", "leaseLost"]]
     assert (rig.row.lease_owner, rig.row.checkpoint_owner) == ("other", None)
+
+
+@pytest.mark.parametrize("state", [{}, {"properties": {"state": "TERMINATING"}}])
+def test_a_pending_handover_to_a_worker_that_has_gone_goes_to_another_one(state: dict[str, object]) -> None:
+    rig = Rig()
+    if state:
+        rig.alive("other", **state)
+    rig.alive("third")
+    rig.deliver("a")
+    rig.table.put(msgspec.structs.replace(rig.row, lease_owner="other", checkpoint_owner=ME))
+    rig.renew()
+    rig.consumer.stop(REQUESTED)
+    rig.finish()
+    assert (rig.row.lease_owner, rig.row.checkpoint_owner) == ("third", None)
+
+
+def test_a_pending_handover_to_a_worker_that_has_gone_ends_with_nobody_when_we_are_alone() -> None:
+    rig = Rig()
+    rig.deliver("a")
+    rig.table.put(msgspec.structs.replace(rig.row, lease_owner="other", checkpoint_owner=ME))
+    rig.renew()
+    rig.consumer.stop(REQUESTED)
+    rig.finish()
+    assert (rig.row.lease_owner, rig.row.checkpoint_owner) == (None, None)
+
+
+def test_a_next_owner_that_cannot_be_looked_at_is_trusted() -> None:
+    rig = Rig()
+    rig.deliver("a")
+    rig.table.put(msgspec.structs.replace(rig.row, lease_owner="other", checkpoint_owner=ME))
+    rig.renew()
+    rig.metrics.faults = lambda operation, key: TIMED_OUT
+    rig.consumer.stop(REQUESTED)
+    rig.finish()
+    assert rig.row.lease_owner == "other"
+
+
+def test_a_child_that_keeps_failing_costs_this_worker_the_lease_once() -> None:
+    rig = Rig(script=failing("processRecords", "exits"))
+    rig.alive("other")
+    rig.put("poison")
+    rig.finish()
+    assert len(rig.children) == SETTINGS.child.failures_before_handover
+    assert (rig.row.lease_owner, rig.row.checkpoint_owner) == ("other", None)
+    assert rig.row.owner_switches_since_checkpoint == 1, "by which the next owner knows"
+
+
+def test_a_child_that_kept_failing_elsewhere_is_fatal_here() -> None:
+    lease = Lease(
+        lease_key=SHARD,
+        checkpoint=AT_TRIM_HORIZON,
+        lease_owner=ME,
+        lease_counter=1,
+        owner_switches_since_checkpoint=1,
+    )
+    rig = Rig(lease, script=failing("processRecords", "exits"))
+    rig.alive("other")
+    rig.put("poison")
+    rig.turn_until(lambda: rig.consumer.status().child == "FATAL")
+    assert rig.row.lease_owner == ME
+
+
+def test_a_failing_lease_that_cannot_be_handed_over_is_kept_and_tried_again() -> None:
+    rig = Rig(script=failing("processRecords", "exits"))
+    rig.alive("other")
+    rig.put("poison")
+    refusals = iter([TIMED_OUT])
+    rig.table.faults = lambda operation, key: next(refusals, None) if operation == "assign" else None
+    rig.finish()
+    assert len(rig.children) == SETTINGS.child.failures_before_handover + 1
+    assert rig.row.lease_owner == "other"
+
+
+def test_past_the_deadline_a_child_that_has_answered_is_spared() -> None:
+    rig = Rig()
+    rig.deliver("a")
+    rig.table.faults = lambda operation, key: TIMED_OUT if operation == "evict" else None
+    rig.consumer.stop(REQUESTED)
+    rig.turn()
+    rig.turn()
+    assert rig.calls[0][-1] == "shutdownRequested"
+    assert not rig.consumer.finish_now()
+    rig.finish()
+    assert rig.calls[0][-1] == "leaseLost" and not rig.child.killed
+
+
+def test_past_the_deadline_a_child_that_has_not_answered_is_killed() -> None:
+    rig = Rig()
+    rig.deliver("a")
+    rig.consumer.stop(REQUESTED)
+    assert rig.consumer.finish_now()
+    rig.finish()
+    assert rig.child.killed and rig.row.lease_owner is None
 
 
 @REASONS
@@ -778,6 +872,7 @@ def test_an_ended_shard_with_a_pending_handover_goes_to_its_owner() -> None:
         well_behaved(child, message)
 
     rig = Rig(script=script)
+    rig.alive("other")
     rig.end_shard()
     rig.finish()
     assert rig.row.checkpoint == AT_SHARD_END

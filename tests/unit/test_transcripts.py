@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,6 +26,11 @@ FOLDER = Path(__file__).parents[2] / "protocol" / "transcripts"
 FILES = sorted(FOLDER.rglob("*.txt"))
 
 
+def extensions_of(path: Path) -> list[str]:
+    """Those that are switched on in a session: it is in the folder of their name."""
+    return [path.parent.name] if path.parent.name not in ("transcripts", "quirks") else []
+
+
 def load(path: Path) -> Transcript:
     return parse_transcript(path.stem, path.read_text("utf-8"))
 
@@ -33,8 +38,8 @@ def load(path: Path) -> Transcript:
 class Replay:
     """The host's dialogue, fed with the child's lines of a transcript, its own lines checked against the host's."""
 
-    def __init__(self, cut: Callable[[bytes], Iterator[bytes]]) -> None:
-        self.dialogue = Dialogue()
+    def __init__(self, cut: Callable[[bytes], Iterator[bytes]], extensions: Sequence[str]) -> None:
+        self.dialogue = Dialogue(extensions=extensions)
         self.failure: ChildError | None = None
         self._cut = cut
         self._unanswered: list[CheckpointRequested] = []
@@ -109,7 +114,7 @@ def chunks(transcript: Transcript) -> Iterator[tuple[list[Entry], bytes, list[st
 @pytest.mark.parametrize("cut", [whole, bytewise, with_trailing_data])
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_the_dialogue_understands_a_transcript(path: Path, cut: Callable[[bytes], Iterator[bytes]]) -> None:
-    replay = Replay(cut)
+    replay = Replay(cut, extensions_of(path))
     for host, output, expected in chunks(load(path)):
         for entry in host:
             replay.host(entry)
@@ -122,7 +127,7 @@ def test_the_dialogue_understands_a_transcript(path: Path, cut: Callable[[bytes]
 
 def with_events(path: Path) -> str:
     """The file's text with its event lines as the dialogue says them."""
-    replay = Replay(whole)
+    replay = Replay(whole, extensions_of(path))
     by_line: dict[int, list[str]] = {}
     for entry in load(path).entries:
         if entry.who == "host":
@@ -153,6 +158,8 @@ def test_the_sessions_cover_what_a_child_can_meet() -> None:
         "shard-end", "large-line", "non-ascii-key", "end-of-input",
     }  # fmt: skip
     assert all(load(p).title.endswith(".") for p in FILES)
+    prepared = {p.stem.partition("-")[2] for p in (FOLDER / "prepareCheckpoint").glob("*.txt")}
+    assert prepared == {"prepare", "prepared-before", "prepare-refused", "prepare-shard-end"}
 
 
 def test_the_large_line_is_large() -> None:

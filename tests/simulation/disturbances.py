@@ -1,0 +1,349 @@
+"""What goes wrong in a run: a list of disturbances drawn from a seed, so that a failure replays and can be shrunk."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import msgspec
+
+from tests.simulation.child import Habits
+from tests.simulation.fleet import Fleet, Trap, Trouble, Worker
+
+
+class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
+    """`kind` names a function below; the other fields mean what that function makes of them."""
+
+    at_s: float
+    """Seconds after the start of the run."""
+    kind: str
+    slot: int = 0
+    for_s: float = 0.0
+    number: float = 0.0
+    """Drawn evenly from 0 to 1: which shard, how likely, how far."""
+
+    def __str__(self) -> str:
+        return f"at {self.at_s:7.1f} s  {self.kind}, slot {self.slot}, for {self.for_s:.1f} s, number {self.number:.3f}"
+
+
+Act = Callable[[Fleet, Disturbance, Worker | None], None]
+KINDS: dict[str, tuple[Act, float, tuple[float, float]]] = {}
+"""By name: what it does, how often it comes among all (weight), and the bounds of `for_s`."""
+
+
+def disturbance(weight: float, lasts_s: tuple[float, float] = (1.0, 30.0)) -> Callable[[Act], Act]:
+    def register(act: Act) -> Act:
+        KINDS[act.__name__] = (act, weight, lasts_s)
+        return act
+
+    return register
+
+
+def draw(seed: int, *, workers: int, seconds: float, every_s: float) -> list[Disturbance]:
+    """The schedule of a seed: one disturbance each `every_s` on average, in bursts and lulls."""
+    rng = random.Random(f"{seed}/disturbances")
+    names = sorted(KINDS)
+    weights = [KINDS[name][1] * rng.choice((0.0, 1.0, 1.0, 3.0)) for name in names]
+    if not any(weights):
+        weights = [1.0] * len(names)
+    found, at_s = [], 20.0 * rng.random()
+    while at_s < seconds:
+        name = rng.choices(names, weights)[0]
+        low_s, high_s = KINDS[name][2]
+        found.append(
+            Disturbance(
+                at_s=at_s,
+                kind=name,
+                slot=rng.randrange(workers),
+                for_s=low_s + (high_s - low_s) * rng.random(),
+                number=rng.random(),
+            )
+        )
+        at_s += rng.expovariate(1 / every_s) if rng.random() < 0.7 else rng.random()
+    return found
+
+
+def plan(fleet: Fleet, schedule: list[Disturbance]) -> None:
+    start_s = fleet.hub.now_s
+    for item in schedule:
+        fleet.hub.at(start_s + item.at_s, lambda item=item: _apply(fleet, item))
+
+
+def _apply(fleet: Fleet, item: Disturbance) -> None:
+    if not fleet.producing:
+        return  # Calm has come.
+    worker = fleet.workers.get(item.slot)
+    fleet.count(f"disturbance {item.kind}")
+    fleet.observer.note("", "", f"disturbance: {item}")
+    KINDS[item.kind][0](fleet, item, worker if worker is not None and worker.alive else None)
+
+
+# Processes
+
+
+@disturbance(2.0)
+def crash(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    if worker:
+        fleet.kill(worker)
+
+
+@disturbance(1.0)
+def term(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    if worker:
+        fleet.term(worker)
+
+
+@disturbance(0.5, (30.0, 600.0))
+def leave_and_come_back(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    if worker and len(fleet.stopped_slots) < len(fleet.workers) - 1:
+        fleet.stopped_slots.add(item.slot)
+        fleet.term(worker)
+        fleet.hub.at(fleet.hub.now_s + item.for_s, lambda: _come_back(fleet, item.slot))
+
+
+def _come_back(fleet: Fleet, slot: int) -> None:
+    if slot in fleet.stopped_slots:
+        fleet.stopped_slots.discard(slot)
+        if not fleet.workers[slot].alive:
+            fleet.start(slot)
+
+
+@disturbance(0.3)
+def rolling_restart(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    for n, slot in enumerate(sorted(fleet.workers)):
+        fleet.hub.at(fleet.hub.now_s + 15.0 * n, lambda slot=slot: _term(fleet, slot))
+
+
+def _term(fleet: Fleet, slot: int) -> None:
+    if fleet.producing and fleet.workers[slot].alive:
+        fleet.term(fleet.workers[slot])
+
+
+@disturbance(2.0, (5.0, 60.0))
+def pause(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    if worker:
+        fleet.pause(worker, item.for_s)
+
+
+def _trap(worker: Worker, operation: str, item: Disturbance, name: str, spring: Callable[[Worker], None]) -> None:
+    worker.traps.append(Trap(operation=operation, after=item.number < 0.5, spring=spring, name=name))
+
+
+OPERATIONS = (
+    "renew",
+    "checkpoint",
+    "assign",
+    "initiate_handoff",
+    "evict",
+    "create",
+    "delete",
+    "write_child_shards",
+    "get",
+    "lease_keys_of",
+    "list_leases",
+    "heartbeat_lock",
+    "acquire_lock",
+    "release_lock",
+    "put",
+)
+
+
+def _in_request(
+    fleet: Fleet, item: Disturbance, worker: Worker | None, name: str, spring: Callable[[Worker], None]
+) -> None:
+    operation = OPERATIONS[int(item.number * 1e6) % len(OPERATIONS)]
+    if operation == "release_lock":
+        worker = _leader(fleet)
+    if worker:
+        _trap(worker, operation, item, f"{name} in {operation}", spring)
+        # These two are made by a worker that stops; it releases its leases when nobody else is there to take them.
+        if operation == "evict":
+            for each in fleet.live:
+                fleet.term(each)
+        elif operation == "release_lock":
+            fleet.term(worker)
+
+
+@disturbance(2.0, (0.0, 60.0))
+def pause_in_request(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    _in_request(fleet, item, worker, "stopped", lambda w: fleet.pause(w, item.for_s))
+
+
+@disturbance(2.0)
+def crash_in_request(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    _in_request(fleet, item, worker, "killed", fleet.kill)
+
+
+def _leader(fleet: Fleet) -> Worker | None:
+    return next(iter(fleet.leaders()), None)
+
+
+@disturbance(1.5)
+def crash_leader(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    leader = _leader(fleet)
+    if leader:
+        fleet.count("leader killed")
+        fleet.kill(leader)
+
+
+@disturbance(1.5)
+def crash_leader_in_pass(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    leader = _leader(fleet)
+    if leader:
+        operation = ("assign", "initiate_handoff", "list_leases")[int(item.number * 1e6) % 3]
+        _trap(leader, operation, item, "leader killed in a pass", fleet.kill)
+
+
+@disturbance(1.5, (8.0, 60.0))
+def second_leader(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    """The leader is stopped in the middle of a pass for longer than its lock lives, and goes on."""
+    leader = _leader(fleet)
+    if leader:
+        operation = ("assign", "initiate_handoff", "list_leases", "heartbeat_lock")[int(item.number * 1e6) % 4]
+        _trap(leader, operation, item, "leader stopped in a pass", lambda w: fleet.pause(w, item.for_s))
+
+
+@disturbance(0.5, (5.0, 90.0))
+def twin(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    """A second process with the same worker id."""
+    if worker:
+        other = fleet.start(item.slot, worker_id=worker.worker_id)
+        fleet.workers[item.slot] = worker
+        fleet.hub.at(fleet.hub.now_s + item.for_s, lambda: fleet.kill(other))
+
+
+# Requests
+
+
+def _trouble(worker: Worker | None, item: Disturbance, kind: str, service: str | None = None) -> None:
+    if worker:
+        services = ("lease", "coordinator", "metrics", "stream", "lease", "all")
+        worker.troubles.append(
+            Trouble(
+                kind=kind,
+                service=service or services[int(item.number * 1e6) % len(services)],
+                probability=0.1 + 0.9 * item.number,
+                until_s=worker.hub.now_s + item.for_s,
+            )
+        )
+
+
+@disturbance(1.0)
+def throttled(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    _trouble(worker, item, "throttled")
+
+
+@disturbance(1.0, (1.0, 20.0))
+def timed_out(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    _trouble(worker, item, "timed_out")
+
+
+@disturbance(2.0, (1.0, 20.0))
+def answer_lost(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    _trouble(worker, item, "answer_lost")
+
+
+@disturbance(1.0)
+def slow(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    _trouble(worker, item, "slow")
+
+
+@disturbance(0.5, (5.0, 60.0))
+def partition(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    if worker:
+        until_s = fleet.hub.now_s + item.for_s
+        worker.troubles.append(Trouble(kind="timed_out", service="all", probability=1.0, until_s=until_s))
+
+
+@disturbance(0.5, (2.0, 20.0))
+def everybody_throttled(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    for each in fleet.live:
+        _trouble(each, item, "throttled", "all")
+
+
+@disturbance(0.5, (5.0, 60.0))
+def index_lag(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    lag_s = {"index": 10.0 * item.number, "scan": 1.0 * item.number}
+    fleet.lease_table.lag = lambda read, key: lag_s.get(read, 0.0)
+    fleet.hub.at(fleet.hub.now_s + item.for_s, fleet.lease_table.no_more_lag)
+
+
+@disturbance(0.5)
+def wall_clock_step(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    if worker:
+        worker.clock.wall_skew_s = 240.0 * (item.number - 0.5)
+
+
+# The stream
+
+
+@disturbance(1.0)
+def split(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    shards = fleet.stream.open_shard_ids
+    if len(shards) < fleet.most_open_shards:
+        fleet.stream.split(shards[int(item.number * len(shards))])
+
+
+@disturbance(1.0)
+def merge(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    shards = fleet.stream.open_shard_ids
+    shard_id = shards[int(item.number * len(shards))]
+    other = fleet.stream.neighbour(shard_id)
+    if other and len(shards) > 2:
+        fleet.stream.merge(shard_id, other)
+
+
+@disturbance(0.3, (1.0, 20.0))
+def reshard_storm(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    """Split, split a child again before anybody read it, merge two others, within seconds."""
+    for n, act in enumerate((split, split, merge, split, merge, merge)):
+        number = (item.number * (n + 1)) % 1.0
+        later = msgspec.structs.replace(item, number=number)
+        fleet.hub.at(fleet.hub.now_s + item.for_s * n / 6, lambda act=act, later=later: act(fleet, later, None))
+
+
+# Children
+
+
+def _habits(fleet: Fleet, item: Disturbance, habits: Habits) -> None:
+    shards = fleet.stream.open_shard_ids
+    key = f"slot {item.slot}" if item.number < 0.4 else shards[int(item.number * len(shards))]
+    habits.until_s = fleet.hub.now_s + item.for_s
+    fleet.habits[key] = habits
+
+
+@disturbance(1.0, (20.0, 300.0))
+def slow_child(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    _habits(fleet, item, Habits(processing_s=0.5 + 40.0 * item.number**4))
+
+
+@disturbance(0.5, (60.0, 600.0))
+def child_never_checkpoints(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    _habits(fleet, item, Habits(checkpoints=False))
+
+
+@disturbance(0.7, (20.0, 900.0))
+def child_crash_loops(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    actions = ("processRecords", "initialize", "shutdownRequested", "shardEnded", "leaseLost", "processRecords")
+    _habits(fleet, item, Habits(crashes_at=actions[int(item.number * 1e6) % len(actions)]))
+
+
+@disturbance(0.5, (10.0, 120.0))
+def child_hangs(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    actions = ("processRecords", "initialize", "shutdownRequested", "shardEnded", "leaseLost")
+    _habits(fleet, item, Habits(hangs_at=actions[int(item.number * 1e6) % len(actions)]))
+
+
+# Load
+
+
+@disturbance(0.3, (60.0, 300.0))
+def load(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    fleet.loads[item.slot] = round(100 * item.number, 1)
+    fleet.hub.at(fleet.hub.now_s + item.for_s, lambda: fleet.loads.pop(item.slot, None))
+
+
+@disturbance(0.2, (30.0, 90.0))
+def metrics_failing(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    fleet.loads[item.slot] = -1.0
+    fleet.hub.at(fleet.hub.now_s + item.for_s, lambda: fleet.loads.pop(item.slot, None))

@@ -1,0 +1,154 @@
+"""One run of a seed: disturb a fleet for some hours, then let it be, and see whether everything is as it must be."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from kcl_host.config.settings import (
+    AssignmentSettings,
+    ChildSettings,
+    LeaseSettings,
+    LockSettings,
+    RetrievalSettings,
+    ServiceSettings,
+    Settings,
+    StreamSettings,
+    TableSettings,
+)
+from kcl_host.model.sequence import TRIM_HORIZON, InitialPosition
+from tests.simulation.disturbances import Disturbance, draw, plan
+from tests.simulation.fleet import Counting, Fleet
+from tests.simulation.observer import Broken
+
+CALM_FAILOVERS = 30
+"""After the last disturbance the fleet has so many times failoverTimeMillis to become quiet."""
+QUIET_PASSES = 3
+"""And then nothing may move for so many passes of the leader."""
+DISTURBED_EVERY_S = 40.0
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    seed: int
+    workers: int = 5
+    shards: int = 20
+    hours: float = 1.0
+    failover_s: float = 10.0
+    every_s: float = DISTURBED_EVERY_S
+    """One disturbance each so many seconds, on average."""
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    counts: Counter[str]
+    moves: int
+    redelivered: int
+    records: int
+    seconds: float
+    """Of the wall clock."""
+
+
+class Failure(Exception):
+    """A seed broke an invariant."""
+
+    def __init__(self, setup: Setup, schedule: list[Disturbance], why: str, history: list[str]) -> None:
+        super().__init__(f"seed {setup.seed}: {why}")
+        self.setup = setup
+        self.schedule = schedule
+        self.why = why
+        self.history = history
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Failure, (self.setup, self.schedule, self.why, self.history)
+
+
+def settings_of(setup: Setup) -> Settings:
+    service = ServiceSettings(region="us-east-1")
+    failover_s = setup.failover_s
+    return Settings(
+        application_name="app",
+        worker_id="w",
+        stream=StreamSettings(name="orders"),
+        initial_position=InitialPosition(kind=TRIM_HORIZON),
+        child=ChildSettings(command=("child",), response_timeout_s=60.0, fatal_retry_s=120.0),
+        kinesis=service,
+        dynamodb=service,
+        cloudwatch=service,
+        lease_table=TableSettings(name="app"),
+        coordinator_table=TableSettings(name="app-CoordinatorState"),
+        worker_metrics_table=TableSettings(name="app-WorkerMetricStats"),
+        lease=LeaseSettings(failover_s=failover_s),
+        lock=LockSettings(lease_duration_s=failover_s, heartbeat_s=failover_s / 3),
+        assignment=AssignmentSettings(interval_s=2 * failover_s),
+        retrieval=RetrievalSettings(mode="POLLING", mode_reason="simulation", idle_between_reads_s=3 * failover_s),
+    )
+
+
+def simulate(setup: Setup, schedule: list[Disturbance] | None = None) -> Outcome:
+    """Raises Failure. `schedule` instead of the one that the seed draws, to shrink it."""
+    started_s = time.perf_counter()
+    if schedule is None:
+        schedule = draw(setup.seed, workers=setup.workers, seconds=setup.hours * 3600, every_s=setup.every_s)
+    fleet = Fleet(
+        setup.seed, settings_of(setup), workers=setup.workers, shards=setup.shards, same_ids=setup.seed % 2 == 1
+    )
+    plan(fleet, schedule)
+    try:
+        with counting(fleet):
+            fleet.run(setup.hours * 3600)
+            fleet.calm()
+            fleet.run(CALM_FAILOVERS * setup.failover_s)
+            fleet.check_quiet(QUIET_PASSES)
+    except Broken as error:
+        raise Failure(setup, schedule, str(error), fleet.observer.told(error)) from error
+    return Outcome(
+        counts=fleet.counts,
+        moves=fleet.observer.moves,
+        redelivered=fleet.observer.redelivered,
+        records=fleet.observer.records,
+        seconds=time.perf_counter() - started_s,
+    )
+
+
+def shrink(failure: Failure, tries: int = 60) -> Failure:
+    """A failure of the same setup with fewer disturbances: halves, then quarters, ... are left out while it fails."""
+    best, chunk = failure, max(1, len(failure.schedule) // 2)
+    while tries > 0:
+        removed = False
+        for start in range(0, len(best.schedule), chunk):
+            if tries <= 0:
+                break
+            tries -= 1
+            shorter = best.schedule[:start] + best.schedule[start + chunk :]
+            try:
+                simulate(best.setup, shorter)
+            except Failure as again:
+                best, removed = again, True
+                break
+        if not removed:
+            if chunk == 1:
+                break
+            chunk //= 2
+    return best
+
+
+@contextmanager
+def counting(fleet: Fleet) -> Iterator[None]:
+    """The workers' log goes to the fleet's counters, and nowhere else."""
+    log, consumers = logging.getLogger("kcl_host"), logging.getLogger("kcl_host.runtime.shard_consumer")
+    handler, before = Counting(fleet), (log.level, log.propagate, consumers.level)
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    consumers.setLevel(logging.DEBUG)  # Its transitions are logged there.
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before[0])
+        log.propagate = before[1]
+        consumers.setLevel(before[2])

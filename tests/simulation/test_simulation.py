@@ -1,0 +1,56 @@
+"""A slice of the fleet simulation; scripts/simulate runs as much of it as there is time for."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.simulation.coverage import expected, missing
+from tests.simulation.run import Failure, Setup, shrink, simulate
+
+pytestmark = pytest.mark.simulation
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_disturbed_fleet_keeps_every_promise(seed: int) -> None:
+    outcome = simulate(Setup(seed=seed, workers=4, shards=10, hours=0.25, every_s=20.0))
+    assert outcome.records > 100 and outcome.moves > 20, "or nothing was tried"
+
+
+def test_an_undisturbed_fleet_delivers_nothing_twice() -> None:
+    outcome = simulate(Setup(seed=1, workers=3, shards=12, hours=0.5), schedule=[])
+    assert outcome.redelivered == 0
+    assert not [name for name in outcome.counts if name in ("log lease_lost", "log turn_failed", "log leader_lost")]
+
+
+def test_a_seed_does_the_same_again() -> None:
+    setup = Setup(seed=5, workers=4, shards=8, hours=0.2, every_s=15.0)
+    first, second = simulate(setup), simulate(setup)
+    assert (first.counts, first.moves, first.redelivered) == (second.counts, second.moves, second.redelivered)
+
+
+def test_a_broken_promise_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consumers that do not wait for parent shards are caught, and few disturbances are left to show it."""
+    monkeypatch.setattr("kcl_host.runtime.shard_consumer.is_blocked_on_parents", lambda parents: False)
+    failure = next(failure for seed in range(20) if (failure := _failure_of(seed)))
+    assert "before its parent" in failure.why
+    small = shrink(failure, tries=20)
+    assert len(small.schedule) < len(failure.schedule) / 2
+    assert {"split", "merge", "reshard_storm"} & {item.kind for item in small.schedule}
+    assert any("BROKEN" in line for line in small.history)
+
+
+def _failure_of(seed: int) -> Failure | None:
+    try:
+        simulate(Setup(seed=seed, workers=2, shards=4, hours=0.15, every_s=15.0))
+    except Failure as failure:
+        return failure
+    return None
+
+
+def test_what_was_never_met_is_missing() -> None:
+    names = expected()
+    assert len(names) == len(set(names)) > 100
+    counts = Counter({name: 1 for name in names[1:]})
+    assert missing(counts) == names[:1]
