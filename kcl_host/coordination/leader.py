@@ -82,6 +82,8 @@ class Assigner:
         self._silent: dict[str, int | None] = {}
         """Workers taken for dead, with the last update of their rows then."""
         self._led_before = False
+        self._seen: frozenset[str] = frozenset()
+        """Workers that could take leases in the last pass; whoever else can now is a newcomer, after a restart too."""
         self._balance_due = False
         self._runs = 0
         self._failures = 0
@@ -100,6 +102,7 @@ class Assigner:
         now_s = self._clock.monotonic()
         if not self._led_before:
             self._led_before, self._runs, self._failures, self._regular_pass_s = True, 0, 0, -math.inf
+            self._seen = frozenset()
         if not self._election.may_write():
             return FOLLOWING_S
         try:
@@ -181,7 +184,10 @@ class Assigner:
             wall_s=wall_s,
             balance=balance,
             rng=self._rng,
+            newcomers=frozenset() if unproven else {worker.worker_id for worker in workers} - self._seen,
         )
+        if not unproven:
+            self._seen = frozenset(plan.active_workers)
         self._balance_due = self._balance_due and not balance
         self._runs += 1
         # One that leaves still gives leases away, and one that fails to measure itself still holds some.

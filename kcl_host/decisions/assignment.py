@@ -21,7 +21,7 @@ from typing import Literal
 import msgspec
 
 from kcl_host.config.settings import AssignmentSettings, LeaseSettings, WorkerMetricsSettings
-from kcl_host.decisions.balance import balance_by_lease_count, balance_by_variance
+from kcl_host.decisions.balance import balance_by_lease_count, balance_by_variance, share_with_newcomers
 from kcl_host.decisions.fleet import Fleet
 from kcl_host.decisions.handover import (
     blocked_on_pending_checkpoint,
@@ -99,10 +99,12 @@ def plan_assignment(
     wall_s: float,
     balance: bool,
     rng: Rng,
+    newcomers: Collection[str] = (),
 ) -> AssignmentPlan:
     """The moves of one pass over all leases and worker rows, as read. Raises nothing.
 
     `now_s` is the monotonic time of the scan, `wall_s` epoch seconds, `balance` whether loads are evened out too.
+    `newcomers` are workers that this leader has not seen before; those without leases get their share.
     """
     activity = judge_workers(workers, wall_s, metrics)
     fleet = Fleet(tracked, activity.active, assignment, leases, now_s)
@@ -111,6 +113,10 @@ def plan_assignment(
     placed = _place(fleet, [(t, "unassigned" if t.lease.actual_owner is None else "expired") for t in candidates])
     _complete(fleet, [t for _, t in sorted(tracked.items()) if is_handover_overdue(t, now_s, leases)])
     before = dict(fleet.moves)
+    ended = {key for key, t in tracked.items() if t.lease.is_at_shard_end} if newcomers else set()
+    share_with_newcomers(fleet, newcomers, ended, assignment)
+    if fleet.moves != before:
+        balance = False  # Loads are judged again when the newcomers have shown what they make of their share.
     if balance and assignment.strategy == "LEASE_COUNT_BASED":
         balance_by_lease_count(fleet, leases.max_leases_for_worker)
     elif balance:

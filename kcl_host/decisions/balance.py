@@ -7,6 +7,8 @@ most room, as long as that lifts nobody above the average. By lease count: the c
 Source: KCL 3.5.1 VarianceBasedLeaseAssignmentDecider, LeaseCountBasedLeaseAssignmentDecider; spec coordination 4.6
 and 4.8.
 Where we differ from Java:
+- A worker that joins without any lease gets its share at once, undampened (share_with_newcomers); Java approaches it
+  by dampened steps, one a minute, and not at all where its CPU happens to stand at the fleet's average.
 - A worker far above the average from which no lease can be moved so exchanges a hot one for lighter ones (exchange.py).
 - While there is no throughput at all, workers without metrics are balanced by lease count; Java divides 0 by 0 and
   leaves a worker that joins without any lease.
@@ -19,8 +21,12 @@ Where we differ from Java:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
 from itertools import islice
+from operator import itemgetter
+from typing import Final
 
 import msgspec
 
@@ -28,6 +34,9 @@ from kcl_host.config.settings import AssignmentSettings
 from kcl_host.decisions.exchange import plan_exchange
 from kcl_host.decisions.fleet import THROUGHPUT, Fleet, WorkerLoad, is_above
 from kcl_host.decisions.rng import Rng
+
+_EVEN: Final = 1 + 1e-9
+"""Sums of floats must not make equals unequal."""
 
 
 class _Excess(msgspec.Struct, frozen=True):
@@ -60,6 +69,51 @@ def balance_by_variance(fleet: Fleet, settings: AssignmentSettings, max_leases: 
     if settings.allow_throughput_overshoot and is_quiet:
         for key, worker_id in plan_exchange(fleet, excess.metric, settings, relieved).items():
             fleet.place(key, fleet.workers[worker_id], f"balance:{excess.metric}")
+
+
+def share_with_newcomers(
+    fleet: Fleet, newcomers: Collection[str], ended: Collection[str], settings: AssignmentSettings
+) -> None:
+    """Gives each newcomer that holds nothing its share of the leases, from whoever has most.
+
+    By throughput where there is any, else by count. A newcomer with a metric above its operating range, or above the
+    fleet's average by the threshold, has other work to do and gets nothing here. Leases that are `ended`, or in a
+    pending handover, stay where they are.
+    """
+    idle_kbps = fleet.target_kbps / max(1, len(fleet.owner)) / 100 or 1.0
+    weight = {key: max(kbps, idle_kbps) for key, kbps in fleet.throughput.items()}
+    load = {w: sum(weight[key] for key in worker.held | worker.incoming) for w, worker in fleet.workers.items()}
+    empty = [(0.0, w) for w in sorted(newcomers) if w in load and not load[w] and _is_idle(fleet, w, settings)]
+    movable = {
+        w: sorted((weight[key], key) for key in worker.held - fleet.blocked if key not in ended)
+        for w, worker in fleet.workers.items()
+        if load[w]
+    }
+    loaded = [(-load[w], w) for w in movable]
+    heapq.heapify(loaded)
+    while empty and loaded:
+        target_kbps, target = empty[0]
+        if not fleet.has_room(fleet.workers[target].load_kbps, fleet.workers[target].lease_count):
+            heapq.heappop(empty)
+            continue
+        source_kbps, source = -loaded[0][0], loaded[0][1]
+        # The heaviest that leaves the target no more loaded than the source will be.
+        most_kbps = (source_kbps - target_kbps) / 2 * _EVEN
+        fitting = bisect_right(movable[source], most_kbps, key=itemgetter(0))
+        if not fitting:
+            return
+        kbps, key = movable[source].pop(fitting - 1)
+        heapq.heapreplace(empty, (target_kbps + kbps, target))
+        heapq.heapreplace(loaded, (kbps - source_kbps, source))
+        fleet.place(key, fleet.workers[target], "newcomer")
+
+
+def _is_idle(fleet: Fleet, worker_id: str, settings: AssignmentSettings) -> bool:
+    worker, share = fleet.workers[worker_id], 1 + settings.rebalance_threshold_percentage / 100
+    return not any(
+        is_above(value, min(fleet.averages[name] * share, worker.limits[name]))
+        for name, value in worker.metrics.items()
+    )
 
 
 def _give(fleet: Fleet, source: WorkerLoad, keys: Sequence[str], reason: str) -> bool:

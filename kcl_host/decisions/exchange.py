@@ -3,17 +3,18 @@
 Two hot leases that sit on one worker stay there in Java for ever: a hot lease fits below nobody's average, and without
 its light leases the worker is still above it. Here the hot one goes where lighter ones make room for it, in one pass.
 
-It is the last resort, since it costs more moves: only for a worker that stands above the average by half as much again
-as the threshold (15 % by default) with two leases or more, from which this pass has moved nothing else, only in passes
-without unassigned or expired leases (the averages do not count these), and only if afterwards none of those who take
-part stands there. (A lease that would be alone on a worker may lift it higher, as long as it
-shows less than the loaded worker did: that is as far as the shards allow.) By throughput, where the prediction is
-exact, each exchange so leaves one such worker less, and nothing comes back. By other metrics a lease is reckoned to add
-as much as it would on an average worker or, if that is more, as much as the worker's own leases do, and to take along
-its share of what the worker shows; and since these trail behind, a loaded worker counts by the lower of its average
-and its last report, others by the higher.
+It is the last resort, since it costs more moves. It is made only for a worker that stands above the average by half as
+much again as the threshold (15 % by default) with two leases or more, and from which this pass has moved nothing else;
+only in a pass without unassigned or expired leases, which the averages do not count yet; and only if none of those who
+take part stands there afterwards. (A lease that would be alone on a worker may lift it higher, as long as it shows less
+than the loaded worker did: that is as far as the shards allow.)
 
-Java has nothing like it. Where Java comes below the 15 % by itself, we make the same moves (tests/bench/skew.py).
+By throughput, where the prediction is exact, each exchange leaves one such worker less, and no lease comes back. By
+other metrics a lease is reckoned to add as much as it would on an average worker or, if that is more, as much as the
+worker's own leases do, and to take along its share of what the worker shows; and since these trail behind, a loaded
+worker counts by the lower of its average and its last report, others by the higher.
+
+Java has nothing like it. Where Java comes below the 15 % by itself, we make no more moves (tests/bench/skew.py).
 """
 
 from __future__ import annotations

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 
 import click
@@ -31,6 +32,7 @@ SHOWN_FAILURES = 3
 @click.option("--hours", type=float, default=1.0, show_default=True, help="Simulated time with disturbances.")
 @click.option("--failover", type=float, default=10.0, show_default=True, help="failoverTimeMillis, in seconds.")
 @click.option("--every", type=float, default=40.0, show_default=True, help="Seconds between disturbances, on average.")
+@click.option("--minutes", type=float, help="Start no further seed after so long; those under way are finished.")
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default=True, help="Seeds at once.")
 @click.option("--coverage/--no-coverage", default=True, show_default=True, help="Fail when something was never met.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write counts and times here.")
@@ -43,6 +45,7 @@ def main(
     hours: float,
     failover: float,
     every: float,
+    minutes: float | None,
     jobs: int,
     coverage: bool,
     json_path: Path | None,
@@ -68,7 +71,8 @@ def main(
     counts, outcomes, failures = Counter[str](), list[Outcome](), list[Failure]()
     with ProcessPoolExecutor(jobs) as pool, _progress(console) as progress:
         task = progress.add_task("seeds", total=seeds, broken=0)
-        for result in _results(pool, [_with_seed(setup, first + n) for n in range(seeds)]):
+        until_s = math.inf if minutes is None else started_s + 60 * minutes
+        for result in _results(pool, jobs, [_with_seed(setup, first + n) for n in range(seeds)], until_s):
             if isinstance(result, Outcome):
                 outcomes.append(result)
                 counts += result.counts
@@ -97,9 +101,18 @@ def _with_seed(setup: Setup, seed: int) -> Setup:
     )
 
 
-def _results(pool: Executor, setups: list[Setup]) -> Iterator[Outcome | Failure]:
-    for future in as_completed([pool.submit(_run, setup) for setup in setups]):
-        yield future.result()
+def _results(pool: Executor, jobs: int, setups: Iterable[Setup], until_s: float) -> Iterator[Outcome | Failure]:
+    """As they come; no setup is begun when the time is over."""
+    rest = iter(setups)
+    running: set[Future[Outcome | Failure]] = set()
+    while True:
+        while len(running) < 2 * jobs and time.monotonic() < until_s and (setup := next(rest, None)):
+            running.add(pool.submit(_run, setup))
+        if not running:
+            return
+        done, running = wait(running, return_when=FIRST_COMPLETED)
+        for future in done:
+            yield future.result()
 
 
 def _run(setup: Setup) -> Outcome | Failure:

@@ -58,6 +58,7 @@ OTHERS = (
     "checkpoint answered ThrottlingException",
     "checkpoint answered KinesisClientLibDependencyException",
     "exit TwinWorker",
+    "records expired unread",
     "exit DrainDeadlineExceeded",
 )
 

@@ -108,6 +108,15 @@ def _come_back(fleet: Fleet, slot: int) -> None:
             fleet.start(slot)
 
 
+@disturbance(0.15, (100.0, 600.0))
+def nobody_there(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    """Every worker is killed, and comes back later: records and whole shards may expire unread meanwhile."""
+    for slot, each in fleet.workers.items():
+        fleet.stopped_slots.add(slot)
+        fleet.kill(each)
+        fleet.hub.at(fleet.hub.now_s + item.for_s, lambda slot=slot: _come_back(fleet, slot))
+
+
 @disturbance(0.3)
 def rolling_restart(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
     for n, slot in enumerate(sorted(fleet.workers)):
@@ -154,6 +163,12 @@ def _in_request(
     operation = OPERATIONS[int(item.number * 1e6) % len(OPERATIONS)]
     if operation == "release_lock":
         worker = _leader(fleet)
+    if operation == "create":
+        # Whoever comes to the end of the shard creates the leases of its children.
+        for each in fleet.live:
+            _trap(each, operation, item, f"{name} in {operation}", spring)
+        split(fleet, item, worker)
+        return
     if worker:
         _trap(worker, operation, item, f"{name} in {operation}", spring)
         # These two are made by a worker that stops; it releases its leases when nobody else is there to take them.

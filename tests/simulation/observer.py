@@ -96,7 +96,10 @@ class Observer:
 
     def _is_trimmed(self, shard_id: str, first: int, end: int) -> bool:
         """True when the records from `first` up to `end` are older than the retention of the stream."""
-        return first < end and self._fleet.stream.is_trimmed(shard_id, end - 1)
+        trimmed = first < end and self._fleet.stream.is_trimmed(shard_id, end - 1)
+        if trimmed:
+            self._fleet.count("records expired unread")
+        return trimmed
 
     def _check_overlap(self, child: SimChild, now_s: float) -> None:
         limit_s = self._fleet.settings.lease.failover_s + child.last_processing_s

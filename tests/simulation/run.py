@@ -31,6 +31,8 @@ CALM_FAILOVERS = 30
 QUIET_PASSES = 3
 """And then nothing may move for so many passes of the leader."""
 DISTURBED_EVERY_S = 40.0
+SHORT_RETENTION_S = 240.0
+"""Of every fourth seed: shards that nobody reads for so long leave the stream unread."""
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +96,12 @@ def simulate(setup: Setup, schedule: list[Disturbance] | None = None) -> Outcome
     if schedule is None:
         schedule = draw(setup.seed, workers=setup.workers, seconds=setup.hours * 3600, every_s=setup.every_s)
     fleet = Fleet(
-        setup.seed, settings_of(setup), workers=setup.workers, shards=setup.shards, same_ids=setup.seed % 2 == 1
+        setup.seed,
+        settings_of(setup),
+        workers=setup.workers,
+        shards=setup.shards,
+        same_ids=setup.seed % 2 == 1,
+        retention_s=SHORT_RETENTION_S if setup.seed % 4 == 3 else 86400.0,
     )
     plan(fleet, schedule)
     try:

@@ -69,6 +69,7 @@ def plan(
     *,
     balance: bool = True,
     seed: int = 0,
+    newcomers: tuple[str, ...] = (),
 ) -> AssignmentPlan:
     return plan_assignment(
         observed,
@@ -80,6 +81,7 @@ def plan(
         wall_s=WALL_S,
         balance=balance,
         rng=random.Random(seed),
+        newcomers=newcomers,
     )
 
 

@@ -26,6 +26,7 @@ from tests.fakes.worker_metrics_table import InMemoryWorkerMetricsTable
 from tests.unit.coordination_rig import ME, OTHER, THIRD, always, befall, before, lease, reporting
 
 HEARTBEAT_S = 10.0 / 3
+INTERVAL_S = 20.0
 
 
 class Fleet:
@@ -423,6 +424,29 @@ def test_leases_are_shared_and_each_has_one_holder() -> None:
     owners = list(fleet.owners().values())
     assert owners.count(ME) == owners.count(OTHER) == 3
     assert sorted(key for w in fleet.workers.values() for key in w.found) == sorted(set(fleet.leases.rows))
+
+
+@pytest.mark.parametrize("kbps", [None, 100.0])
+def test_a_worker_that_joins_has_its_half_within_two_passes(kbps: float | None) -> None:
+    fleet = a_fleet(ME, leases=[msgspec.structs.replace(row, throughput_kbps=kbps) for row in unowned(10)])
+    fleet.live(70.0)
+    fleet.start(OTHER)
+    fleet.live(2 * INTERVAL_S + 1.0)
+    owners = list(fleet.owners().values())
+    assert owners.count(ME) == owners.count(OTHER) == 5
+    fleet.live(200.0)
+    assert list(fleet.owners().values()) == owners, "and that is all"
+
+
+def test_a_worker_that_starts_again_under_its_old_name_is_a_newcomer() -> None:
+    fleet = a_fleet(ME, OTHER, leases=unowned(10))
+    fleet.live(60.0)
+    del fleet.workers[OTHER]
+    fleet.live(40.0)
+    assert set(fleet.owners().values()) == {ME}
+    fleet.start(OTHER)
+    fleet.live(2 * INTERVAL_S + 1.0)
+    assert list(fleet.owners().values()).count(OTHER) == 5
 
 
 def test_a_follower_discovers_each_second() -> None:
