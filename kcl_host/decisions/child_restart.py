@@ -1,6 +1,6 @@
 """What follows when a child fails: restart it, hand its lease over, or say loudly that it does not work.
 
-The states are supervisord's. What counts is progress of the checkpoint, not how long a child lived: a child that
+What counts is progress of the checkpoint, not how long a child lived: a child that
 reads for an hour and dies on the same record each time makes none. After `failures_before_handover` failures the
 lease goes to another worker once; if it fails there too, or nobody else is alive, the child is FATAL, which is shown
 everywhere and tried again every few minutes.
@@ -10,43 +10,11 @@ Source: DESIGN.md 4.1 (Java ends the whole worker instead).
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Final
-
 import msgspec
 
 from kcl_host.config.settings import ChildSettings
 from kcl_host.decisions.rng import Rng
-from kcl_host.errors import KclHostError
 from kcl_host.model.sequence import ExtendedSequenceNumber, IteratorPosition
-
-
-class ChildState(Enum):
-    STARTING = "STARTING"
-    """Started, has not answered `initialize` yet."""
-    RUNNING = "RUNNING"
-    BACKOFF = "BACKOFF"
-    """Failed; waits for its restart."""
-    FATAL = "FATAL"
-    """Failed too often without progress; waits for a rare retry."""
-
-
-class ChildEvent(Enum):
-    INITIALIZED = "initialized"
-    FAILED = "failed"
-    GAVE_UP = "gave up"
-    RETRY = "retry"
-
-
-_S: Final = ChildState
-_E: Final = ChildEvent
-
-TRANSITIONS: Final[dict[ChildState, dict[ChildEvent, ChildState]]] = {
-    _S.STARTING: {_E.INITIALIZED: _S.RUNNING, _E.FAILED: _S.BACKOFF, _E.GAVE_UP: _S.FATAL},
-    _S.RUNNING: {_E.FAILED: _S.BACKOFF, _E.GAVE_UP: _S.FATAL},
-    _S.BACKOFF: {_E.RETRY: _S.STARTING, _E.GAVE_UP: _S.FATAL},
-    _S.FATAL: {_E.RETRY: _S.STARTING},
-}
 
 
 class ChildHistory(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,17 +25,17 @@ class ChildHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Restart(msgspec.Struct, frozen=True, kw_only=True):
-    """Start a new child after `delay_s` (ChildEvent.FAILED)."""
+    """Start a new child after `delay_s`."""
 
     delay_s: float
 
 
 class HandOver(msgspec.Struct, frozen=True):
-    """Give the lease to another live worker, and remember that this was done (ChildEvent.GAVE_UP)."""
+    """Give the lease to another live worker, and remember that this was done."""
 
 
 class Fatal(msgspec.Struct, frozen=True, kw_only=True):
-    """Say so everywhere; try again after `retry_in_s` (ChildEvent.GAVE_UP)."""
+    """Say so everywhere; try again after `retry_in_s`."""
 
     retry_in_s: float
 
@@ -88,14 +56,6 @@ class KeepIterator(msgspec.Struct, frozen=True):
 
 class NothingToRead(msgspec.Struct, frozen=True):
     """The row is at SHARD_END: no child is needed any more."""
-
-
-def next_child_state(state: ChildState, event: ChildEvent) -> ChildState:
-    """The state after `event`; raises KclHostError for an event that cannot happen there."""
-    try:
-        return TRANSITIONS[state][event]
-    except KeyError:
-        raise KclHostError(f"a child in {state.value} cannot meet the event {event.value!r}") from None
 
 
 def after_failure(

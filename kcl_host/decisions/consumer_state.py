@@ -51,15 +51,6 @@ class ConsumerEvent(Enum):
     LEASE_LOST = "lease lost"
 
 
-class ChildAction(Enum):
-    """What the child is told on the way out."""
-
-    NONE = "none"
-    SHUTDOWN_REQUESTED = "shutdownRequested"
-    LEASE_LOST = "leaseLost"
-    SHARD_ENDED = "shardEnded"
-
-
 _S: Final = ConsumerState
 _E: Final = ConsumerEvent
 
@@ -107,7 +98,7 @@ TRANSITIONS: Final[dict[ConsumerState, dict[ConsumerEvent, ConsumerState]]] = {
     _S.SHUTTING_DOWN: {
         _E.TASK_SUCCEEDED: _S.SHUTDOWN_COMPLETE,
         _E.TASK_FAILED: _S.SHUTTING_DOWN,
-        # Only at shard end (`event_of_child_failure`): a new child reads on from the checkpoint to the end again.
+        # Only at shard end: a new child reads on from the checkpoint to the end again.
         _E.CHILD_FAILED: _S.INITIALIZING,
         _E.REQUESTED: _S.SHUTTING_DOWN,
         _E.SHARD_END: _S.SHUTTING_DOWN,
@@ -133,36 +124,6 @@ def next_state(state: ConsumerState, event: ConsumerEvent) -> ConsumerState:
 def stronger(a: ShutdownReason | None, b: ShutdownReason | None) -> ShutdownReason | None:
     """The reason that prevails; None is weaker than any."""
     return max((r for r in (a, b) if r is not None), default=None)
-
-
-def event_of_child_failure(state: ConsumerState, reason: ShutdownReason | None) -> ConsumerEvent:
-    """What a failed child means for the consumer.
-
-    While shutting down for any reason but the end of the shard nothing is left to do with it, so its end completes the
-    task. A restart at shard end forgets the reason: the new source comes to the end again.
-    """
-    if state is ConsumerState.SHUTTING_DOWN and reason is not ShutdownReason.SHARD_END:
-        return ConsumerEvent.TASK_SUCCEEDED
-    return ConsumerEvent.CHILD_FAILED
-
-
-def child_action(
-    state: ConsumerState, reason: ShutdownReason | None, *, initialized: bool, row_at_shard_end: bool
-) -> ChildAction:
-    """What the child is told in a shutdown state; NONE in every other state.
-
-    A child that was never initialised is told nothing. A lease whose row already says SHARD_END has been through
-    `shardEnded` (perhaps elsewhere): nobody is asked a second time.
-    """
-    if not initialized:
-        return ChildAction.NONE
-    if state is ConsumerState.SHUTDOWN_REQUESTED:
-        return ChildAction.SHUTDOWN_REQUESTED
-    if state is not ConsumerState.SHUTTING_DOWN:
-        return ChildAction.NONE
-    if reason is ShutdownReason.SHARD_END:
-        return ChildAction.NONE if row_at_shard_end else ChildAction.SHARD_ENDED
-    return ChildAction.LEASE_LOST
 
 
 def mermaid() -> str:

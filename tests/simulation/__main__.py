@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from multiprocessing import get_context
 from pathlib import Path
 
 import click
@@ -18,9 +19,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tests.simulation.coverage import expected, missing
-from tests.simulation.run import Failure, Outcome, Setup, shrink, simulate
+from tests.simulation.run import Failure, Outcome, Setup, outcome_of, shrink, simulate
 
 SHOWN_FAILURES = 3
+SEEDS_PER_PROCESS = 4
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -69,7 +71,9 @@ def main(
         return
     started_s = time.monotonic()
     counts, outcomes, failures = Counter[str](), list[Outcome](), list[Failure]()
-    with ProcessPoolExecutor(jobs) as pool, _progress(console) as progress:
+    # Tasks of a fleet that is over hang on to each other; a process that ends lets go of them.
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=SEEDS_PER_PROCESS)
+    with pool, _progress(console) as progress:
         task = progress.add_task("seeds", total=seeds, broken=0)
         until_s = math.inf if minutes is None else started_s + 60 * minutes
         for result in _results(pool, jobs, [_with_seed(setup, first + n) for n in range(seeds)], until_s):
@@ -107,19 +111,12 @@ def _results(pool: Executor, jobs: int, setups: Iterable[Setup], until_s: float)
     running: set[Future[Outcome | Failure]] = set()
     while True:
         while len(running) < 2 * jobs and time.monotonic() < until_s and (setup := next(rest, None)):
-            running.add(pool.submit(_run, setup))
+            running.add(pool.submit(outcome_of, setup))
         if not running:
             return
         done, running = wait(running, return_when=FIRST_COMPLETED)
         for future in done:
             yield future.result()
-
-
-def _run(setup: Setup) -> Outcome | Failure:
-    try:
-        return simulate(setup)
-    except Failure as failure:
-        return failure
 
 
 def _progress(console: Console) -> Progress:

@@ -121,6 +121,13 @@ def simulate(setup: Setup, schedule: list[Disturbance] | None = None) -> Outcome
     )
 
 
+def outcome_of(setup: Setup) -> Outcome | Failure:
+    try:
+        return simulate(setup)
+    except Failure as failure:
+        return failure
+
+
 def shrink(failure: Failure, tries: int = 60) -> Failure:
     """A failure of the same setup with fewer disturbances: halves, then quarters, ... are left out while it fails."""
     best, chunk = failure, max(1, len(failure.schedule) // 2)

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.simulation.coverage import expected, missing
-from tests.simulation.run import Failure, Setup, shrink, simulate
+from tests.simulation.run import Failure, Setup, outcome_of, shrink, simulate
 
 pytestmark = pytest.mark.simulation
 
@@ -33,20 +33,13 @@ def test_a_seed_does_the_same_again() -> None:
 def test_a_broken_promise_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Consumers that do not wait for parent shards are caught, and few disturbances are left to show it."""
     monkeypatch.setattr("kcl_host.runtime.shard_consumer.is_blocked_on_parents", lambda parents: False)
-    failure = next(failure for seed in range(20) if (failure := _failure_of(seed)))
+    setups = (Setup(seed=seed, workers=2, shards=4, hours=0.15, every_s=15.0) for seed in range(20))
+    failure = next(failure for setup in setups if isinstance(failure := outcome_of(setup), Failure))
     assert "before its parent" in failure.why
     small = shrink(failure, tries=20)
     assert len(small.schedule) < len(failure.schedule) / 2
     assert {"split", "merge", "reshard_storm"} & {item.kind for item in small.schedule}
     assert any("BROKEN" in line for line in small.history)
-
-
-def _failure_of(seed: int) -> Failure | None:
-    try:
-        simulate(Setup(seed=seed, workers=2, shards=4, hours=0.15, every_s=15.0))
-    except Failure as failure:
-        return failure
-    return None
 
 
 def test_what_was_never_met_is_missing() -> None:

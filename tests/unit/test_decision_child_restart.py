@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 
 import pytest
 
 from kcl_host.config.settings import ChildSettings
 from kcl_host.decisions.child_restart import (
-    TRANSITIONS,
-    ChildEvent,
     ChildHistory,
-    ChildState,
     Fatal,
     HandOver,
     KeepIterator,
@@ -21,10 +17,8 @@ from kcl_host.decisions.child_restart import (
     ResumeAt,
     after_failure,
     after_progress,
-    next_child_state,
     resume_position,
 )
-from kcl_host.errors import KclHostError
 from kcl_host.model.sequence import AT_SHARD_END, ExtendedSequenceNumber, IteratorPosition
 
 SETTINGS = ChildSettings(command=("child",))
@@ -95,20 +89,6 @@ def test_progress_of_the_checkpoint_forgives_everything() -> None:
     history, _ = fail(4)
     assert after_progress(history) == ChildHistory()
     assert after_progress(ChildHistory()) == ChildHistory()
-
-
-@pytest.mark.parametrize("state, event", list(itertools.product(ChildState, ChildEvent)))
-def test_every_event_leads_to_a_state_or_is_an_error(state: ChildState, event: ChildEvent) -> None:
-    if event in TRANSITIONS[state]:
-        assert next_child_state(state, event) in ChildState
-    else:
-        with pytest.raises(KclHostError, match=state.value):
-            next_child_state(state, event)
-
-
-def test_a_child_always_comes_back_to_starting() -> None:
-    for state in (ChildState.BACKOFF, ChildState.FATAL):
-        assert next_child_state(state, ChildEvent.RETRY) is ChildState.STARTING
 
 
 # Where the next child reads on

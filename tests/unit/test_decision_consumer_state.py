@@ -9,12 +9,9 @@ import pytest
 from kcl_host.decisions.consumer_state import (
     EVENT_OF,
     TRANSITIONS,
-    ChildAction,
     ConsumerEvent,
     ConsumerState,
     ShutdownReason,
-    child_action,
-    event_of_child_failure,
     mermaid,
     next_state,
     stronger,
@@ -79,43 +76,6 @@ def test_a_reason_replaces_only_a_weaker_one() -> None:
     assert stronger(R.SHARD_END, R.REQUESTED) is R.SHARD_END
     assert stronger(R.REQUESTED, R.LEASE_LOST) is R.LEASE_LOST
     assert stronger(R.LEASE_LOST, R.SHARD_END) is R.LEASE_LOST
-
-
-def test_a_child_that_fails_is_restarted_unless_its_work_is_over() -> None:
-    assert next_state(S.PROCESSING, event_of_child_failure(S.PROCESSING, None)) is S.INITIALIZING
-    at_end = event_of_child_failure(S.SHUTTING_DOWN, R.SHARD_END)
-    assert next_state(S.SHUTTING_DOWN, at_end) is S.INITIALIZING
-    for reason in (R.LEASE_LOST, R.REQUESTED):
-        gone = event_of_child_failure(S.SHUTTING_DOWN, reason)
-        assert next_state(S.SHUTTING_DOWN, gone) is S.SHUTDOWN_COMPLETE
-    asked = event_of_child_failure(S.SHUTDOWN_REQUESTED, R.REQUESTED)
-    assert next_state(S.SHUTDOWN_REQUESTED, asked) is S.SHUTTING_DOWN
-
-
-@pytest.mark.parametrize(
-    "state, reason, initialized, row_at_shard_end, action",
-    [
-        (S.SHUTDOWN_REQUESTED, R.REQUESTED, True, False, ChildAction.SHUTDOWN_REQUESTED),
-        (S.SHUTDOWN_REQUESTED, R.REQUESTED, False, False, ChildAction.NONE),
-        (S.SHUTTING_DOWN, R.LEASE_LOST, True, False, ChildAction.LEASE_LOST),
-        (S.SHUTTING_DOWN, R.LEASE_LOST, True, True, ChildAction.LEASE_LOST),
-        (S.SHUTTING_DOWN, R.REQUESTED, True, False, ChildAction.LEASE_LOST),
-        (S.SHUTTING_DOWN, R.REQUESTED, False, False, ChildAction.NONE),
-        (S.SHUTTING_DOWN, R.SHARD_END, True, False, ChildAction.SHARD_ENDED),
-        (S.SHUTTING_DOWN, R.SHARD_END, True, True, ChildAction.NONE),
-        (S.SHUTTING_DOWN, R.SHARD_END, False, True, ChildAction.NONE),
-        (S.PROCESSING, None, True, False, ChildAction.NONE),
-    ],
-)
-def test_what_the_child_is_told(
-    state: ConsumerState,
-    reason: ShutdownReason | None,
-    initialized: bool,
-    row_at_shard_end: bool,
-    action: ChildAction,
-) -> None:
-    told = child_action(state, reason, initialized=initialized, row_at_shard_end=row_at_shard_end)
-    assert told is action
 
 
 def test_the_diagram_shows_every_transition() -> None:
