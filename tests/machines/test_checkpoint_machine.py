@@ -144,4 +144,4 @@ class Checkpoints(RuleBasedStateMachine):
 
 
 TestCheckpoints = Checkpoints.TestCase
-TestCheckpoints.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)
+TestCheckpoints.settings = settings(max_examples=60, stateful_step_count=30)

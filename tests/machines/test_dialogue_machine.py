@@ -137,7 +137,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestAnyOrder.settings = settings(max_examples=100, stateful_step_count=30)
 
 
 PHASES = {"none": [], "made": ["checkpoint"], "prepared and made": ["prepareCheckpoint", "checkpoint"]}

@@ -69,7 +69,7 @@ ROWS = st.lists(
 # Every plan
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     workers_(),
     ROWS,
@@ -143,7 +143,7 @@ def assert_within_caps(
             assert sum(kbps[key] for key in has) - max(kbps[key] for key in gets) <= max_kbps * (1 + 1e-9)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(workers_(unique=False), ROWS, STRATEGIES, st.integers(0, 3), st.randoms())
 def test_a_plan_depends_on_its_inputs_and_seed_alone(
     workers: list[WorkerMetricStats], rows: list[Row], strategy: str, seed: int, order: Any
@@ -181,7 +181,7 @@ ANY_ROW = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.lists(ANY_STATS, max_size=6),
     st.lists(ANY_ROW, max_size=20),
@@ -240,7 +240,7 @@ def keyed(fleet: Fleet) -> dict[str, tuple[str, float | None]]:
     return {f"k{n:02d}": lease for n, lease in enumerate(fleet)}
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(fleets(), st.integers(0, 3), st.sampled_from([3, UNLIMITED]))
 def test_by_throughput_each_pass_makes_the_fleet_more_even(
     sized: tuple[int, Fleet], seed: int, max_leases: int
@@ -272,7 +272,7 @@ def test_by_throughput_each_pass_makes_the_fleet_more_even(
     to_rest(fleet, lambda t, n: plan(t, workers, leases=leases, seed=seed + n), passes=60, each=is_better)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(fleets(), st.lists(st.floats(0, 20), min_size=8, max_size=8), st.integers(0, 3))
 def test_by_cpu_a_fleet_comes_to_rest(sized: tuple[int, Fleet], idle: list[float], seed: int) -> None:
     """Workers differ in what they use without leases; they report twice between two balancing passes."""
@@ -290,7 +290,7 @@ def test_by_cpu_a_fleet_comes_to_rest(sized: tuple[int, Fleet], idle: list[float
     to_rest([(owner, kbps or 0.0) for owner, kbps in fleet], decide, passes=60)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(fleets())
 def test_by_lease_count_one_pass_is_enough(sized: tuple[int, Fleet]) -> None:
     size, fleet = sized

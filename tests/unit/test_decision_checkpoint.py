@@ -274,7 +274,7 @@ def obvious(last: int, largest: int, at_shard_end: int | None, text: str | None,
 PLACES = st.integers(0, len(LADDER) - 2)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(
     PLACES,
     PLACES,

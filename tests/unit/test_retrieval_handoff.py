@@ -286,4 +286,4 @@ class HandoffMachine(RuleBasedStateMachine):
 
 
 TestHandoffMachine = HandoffMachine.TestCase
-TestHandoffMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestHandoffMachine.settings = settings(max_examples=60, stateful_step_count=30)

@@ -1,0 +1,9 @@
+"""Settings that hold for every test."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+# A time is never asserted, hypothesis's own limits included: a busy machine is no defect.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
