@@ -76,12 +76,13 @@ def share_with_newcomers(
 ) -> None:
     """Gives each newcomer that holds nothing its share of the leases, from whoever has most.
 
-    By throughput where there is any, else by count. A newcomer with a metric above its operating range, or above the
-    fleet's average by the threshold, has other work to do and gets nothing here. Leases that are `ended`, or in a
-    pending handover, stay where they are.
+    By throughput where there is any and the strategy looks at it, else by count. A newcomer with a metric above its
+    operating range, or above the fleet's average by the threshold, has other work to do and gets nothing here. Leases
+    that are `ended`, or in a pending handover, stay where they are.
     """
     idle_kbps = fleet.target_kbps / max(1, len(fleet.owner)) / 100 or 1.0
-    weight = {key: max(kbps, idle_kbps) for key, kbps in fleet.throughput.items()}
+    by_count = settings.strategy == "LEASE_COUNT_BASED"
+    weight = {key: 1.0 if by_count else max(kbps, idle_kbps) for key, kbps in fleet.throughput.items()}
     load = {w: sum(weight[key] for key in worker.held | worker.incoming) for w, worker in fleet.workers.items()}
     empty = [(0.0, w) for w in sorted(newcomers) if w in load and not load[w] and _is_idle(fleet, w, settings)]
     movable = {

@@ -434,6 +434,9 @@ class Supervisor:
             consumer_of.stop(ShutdownReason.LEASE_LOST)
             if held.token not in self._threads:
                 self._consumers.pop(held.token)
+            if not self._held_leases.all():
+                # Others take a worker for dead that lost everything, until it reports again.
+                self._periodics["report"].poke()
         elif event.kind == "handover" and consumer_of is not None:
             consumer_of.stop(ShutdownReason.REQUESTED)
         elif event.kind == "shard_ended":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import platform
+import random
 import shutil
 import signal
 import statistics
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 import msgspec
@@ -27,12 +28,14 @@ from rich.table import Table
 
 import kcl_host
 from kcl_host.local.engines import Engines
-from tests.integration.fleet_of_hosts import FAST, Fleet, Note
+from tests.integration.delivery_notes import Note
+from tests.integration.fleet_of_hosts import FAST, Fleet
 from tests.interop import dynamodb_local as engine
 
 SHARDS: Final = 10
 LIMIT_S: Final = 60.0
 JOIN_LIMIT_S: Final = 400.0
+ELSEWHERE: Final = "signal to last shard elsewhere"
 MILESTONES: Final = {
     "stop_requested": "stop begins",
     "leader_acquired": "new leader",
@@ -47,27 +50,54 @@ MILESTONES: Final = {
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """`figures_s` are the run's own; `milestones_s` those of its slowest shard, since the signal."""
+    """`figures_s` are the run's own; `milestones_s` those of its slowest shard, since `at_s`, the monotonic time of the
+    signal."""
 
     figures_s: dict[str, list[float]]
     milestones_s: dict[str, float]
-    repeated: int
+    at_s: float
+    repeated: int = 0
 
 
 def term_of_follower(fleet: Fleet) -> Run:
-    return _leave(fleet, _follower(fleet), signal.SIGTERM)
+    return _one_leave(fleet, slice(1, 2), signal.SIGTERM)
 
 
 def term_of_leader(fleet: Fleet) -> Run:
-    return _leave(fleet, _leader(fleet), signal.SIGTERM)
+    return _one_leave(fleet, slice(1), signal.SIGTERM)
+
+
+def term_of_all_but_one(fleet: Fleet) -> Run:
+    return _one_leave(fleet, slice(2), signal.SIGTERM)
 
 
 def crash_of_follower(fleet: Fleet) -> Run:
-    return _leave(fleet, _follower(fleet), signal.SIGKILL)
+    return _one_leave(fleet, slice(1, 2), signal.SIGKILL)
 
 
 def crash_of_leader(fleet: Fleet) -> Run:
-    return _leave(fleet, _leader(fleet), signal.SIGKILL)
+    return _one_leave(fleet, slice(1), signal.SIGKILL)
+
+
+def rolling_restart_of_five(fleet: Fleet) -> Run:
+    """The next one stops as soon as the one before is up again, though it has no leases yet."""
+    names = list("abcde")
+    fleet.start_evenly(*names)
+    _wait_for_records(fleet, *names)
+    began_s = time.monotonic()
+    runs = []
+    for name in names:
+        runs.append(_leave(fleet, [name], signal.SIGTERM))
+        fleet.host(name).process.wait(LIMIT_S)
+        _start(fleet, name)
+    fleet.check_all_delivered(LIMIT_S)
+    slowest = max(runs, key=lambda run: run.figures_s[ELSEWHERE])
+    return Run(
+        figures_s={label: [v for run in runs for v in run.figures_s[label]] for label in slowest.figures_s},
+        milestones_s=slowest.milestones_s,
+        at_s=began_s,
+        repeated=fleet.notes.repeated(since_s=began_s),
+    )
 
 
 def second_worker_joins(fleet: Fleet) -> Run:
@@ -78,30 +108,42 @@ def second_worker_joins(fleet: Fleet) -> Run:
     fleet.wait_until(lambda: fleet.is_even("a", "b"), JOIN_LIMIT_S)
     even_s = time.monotonic() - at_s
     moved = [shard for shard, owner in fleet.owners().items() if owner == "b"]
-    firsts = fleet.wait_elsewhere(moved, "a", at_s, LIMIT_S)
-    gaps_s = {shard: fleet.gap_s(note, "a") for shard, note in firsts.items()}
+    firsts = fleet.wait_elsewhere(moved, {"a"}, at_s, LIMIT_S)
+    gaps_s = {shard: fleet.notes.gap_s(note, {"a"}) for shard, note in firsts.items()}
     slowest = max(gaps_s, key=lambda shard: gaps_s[shard])
     fleet.check_all_delivered(LIMIT_S)
     return Run(
         figures_s={"start of the host to even": [even_s], "gap of a shard": list(gaps_s.values())},
         milestones_s=_milestones_s(fleet, firsts[slowest], firsts[slowest].at_s - gaps_s[slowest]),
-        repeated=fleet.repeated(since_s=at_s),
+        at_s=at_s,
+        repeated=fleet.notes.repeated(since_s=at_s),
     )
 
 
-def _leave(fleet: Fleet, name: str, number: signal.Signals) -> Run:
-    shards = [shard for shard, owner in fleet.owners().items() if owner == name]
-    at_s = fleet.host(name).send(number)
-    firsts = fleet.wait_elsewhere(shards, name, at_s, LIMIT_S)
-    slowest = max(firsts.values(), key=lambda note: note.at_s)
+def _one_leave(fleet: Fleet, who: slice, number: signal.Signals) -> Run:
+    """Of three hosts with equal shares, the leader first, these leave at once."""
+    names = list("abc")
+    fleet.start_evenly(*names)
+    _wait_for_records(fleet, *names)
+    leader = fleet.leader()
+    names.sort(key=lambda name: (name != leader, name))
+    run = _leave(fleet, names[who], number)
     fleet.check_all_delivered(LIMIT_S)
+    return msgspec.structs.replace(run, repeated=fleet.notes.repeated(since_s=run.at_s))
+
+
+def _leave(fleet: Fleet, names: list[str], number: signal.Signals) -> Run:
+    shards = [shard for shard, owner in fleet.owners().items() if owner in names]
+    at_s = min(fleet.host(name).send(number) for name in names)
+    firsts = fleet.wait_elsewhere(shards, names, at_s, LIMIT_S)
+    slowest = max(firsts.values(), key=lambda note: note.at_s)
     return Run(
         figures_s={
-            "signal to last shard elsewhere": [slowest.at_s - at_s],
-            "gap of a shard": [fleet.gap_s(note, name) for note in firsts.values()],
+            ELSEWHERE: [slowest.at_s - at_s],
+            "gap of a shard": [fleet.notes.gap_s(note, names) for note in firsts.values()],
         },
         milestones_s=_milestones_s(fleet, slowest, at_s),
-        repeated=fleet.repeated(since_s=at_s),
+        at_s=at_s,
     )
 
 
@@ -113,37 +155,43 @@ def _milestones_s(fleet: Fleet, first: Note, since_s: float) -> dict[str, float]
     return {**found, "first record": first.at_s - since_s}
 
 
-def _leader(fleet: Fleet) -> str:
-    fleet.start_evenly("a", "b", "c")
-    _wait_for_records(fleet, "a", "b", "c")
-    leader = fleet.leader()
-    assert leader is not None
-    return leader
+def _start(fleet: Fleet, name: str) -> None:
+    """Until it knows who leads."""
+    since_s = time.monotonic()
+    fleet.start(name)
 
+    def is_up() -> bool:
+        found = fleet.log("leader_lock_foreign", "leader_acquired", since_s=since_s)
+        return any(line.worker == name for line in found)
 
-def _follower(fleet: Fleet) -> str:
-    return min({"a", "b", "c"} - {_leader(fleet)})
+    fleet.wait_until(is_up, LIMIT_S)
 
 
 def _wait_for_records(fleet: Fleet, *names: str) -> None:
-    """Until every shard delivers at its owner, and for two renewals more: a leader has seen everybody alive."""
+    """Until every shard delivers at its owner, and until a leader has seen everybody renew.
+
+    Then for any part of a renewal interval and of a second more: what comes next must not always find the periodic
+    turns of the hosts, which started together, at the same point.
+    """
     fleet.wait_until(lambda: set(fleet.owners().values()) == set(names), LIMIT_S)
     since_s = time.monotonic()
-    fleet.wait_until(lambda: fleet.delivering(since_s) == fleet.owners(), LIMIT_S)
-    failover_s = int(str(fleet.settings.get("failoverTimeMillis", 10_000))) / 1000
-    time.sleep(failover_s)
+    fleet.wait_until(lambda: fleet.notes.delivering(since_s) == fleet.owners(), LIMIT_S)
+    failover_s = int(fleet.settings.get("failoverTimeMillis", 10_000)) / 1000
+    time.sleep(failover_s + random.uniform(0, failover_s / 3 + 1))
 
 
 class Scenario(msgspec.Struct, frozen=True):
     run: Callable[[Fleet], Run]
-    keys: Mapping[str, object] = {}
+    keys: Mapping[str, Any] = {}
 
 
 SCENARIOS: Final[dict[str, Scenario]] = {
     "TERM of a follower": Scenario(term_of_follower),
     "TERM of the leader": Scenario(term_of_leader),
+    "TERM of all but one": Scenario(term_of_all_but_one),
     "crash of a follower": Scenario(crash_of_follower),
     "crash of the leader": Scenario(crash_of_leader),
+    "rolling restart of five": Scenario(rolling_restart_of_five),
     "second worker joins, by lease count": Scenario(second_worker_joins),
     "second worker joins, by throughput": Scenario(
         second_worker_joins, {"leaseAssignmentStrategy": "WORKER_UTILIZATION_AWARE", "disableWorkerMetrics": "true"}
@@ -190,7 +238,7 @@ def main(runs: int, quick: bool, only: tuple[str, ...], dynamodb_local: bool, lo
     )
 
 
-def _once(scenario: Scenario, keys: Mapping[str, object], dynamodb_endpoint: str | None, logs: Path | None) -> Run:
+def _once(scenario: Scenario, keys: Mapping[str, Any], dynamodb_endpoint: str | None, logs: Path | None) -> Run:
     folder = Path(tempfile.mkdtemp(dir=logs))
     keys = {**keys, **scenario.keys}
     try:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -26,26 +26,16 @@ import msgspec
 import psutil
 
 from kcl_host.local.engines import Engines
+from tests.integration.delivery_notes import Note, Notes
 
 CHILD: Final = f"{sys.executable} {Path(__file__).parent / 'children' / 'timed.py'}"
 APPLICATION, STREAM = "fleet", "numbers"
-FAST: Final[dict[str, object]] = {
+FAST: Final[dict[str, Any]] = {
     "failoverTimeMillis": 2000,
     "leaseAssignmentIntervalMillis": 1000,
     "varianceBalancingFrequency": 1,
 }
 """For tests that cannot wait as long as the defaults would have them."""
-
-
-class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """What a child has noted (children/timed.py)."""
-
-    at_s: float
-    worker: str
-    shard: str
-    event: str
-    numbers: list[str | None] = []
-    error: str | None = None
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,12 +157,12 @@ class Fleet:
         self.hosts: list[Host] = []
         self.hold = folder / "hold"
         self.hold.mkdir()
-        self.settings: dict[str, object] = {
+        self.settings: dict[str, Any] = {
             "executableName": CHILD,
             "streamName": STREAM,
             "applicationName": APPLICATION,
             "initialPositionInStream": "TRIM_HORIZON",
-            "AwsCredentialsProvider": "AnonymousCredentialsProvider",
+            "AwsCredentialsProvider": "DefaultCredentialsProvider",
             "retrievalMode": "POLLING",
             "idleTimeBetweenReadsInMillis": 250,
             # All hosts of one machine show the same CPU: the default strategy would see nothing to even out.
@@ -182,9 +172,7 @@ class Fleet:
             "dynamoDBEndpoint": dynamodb_endpoint or engines.dynamodb_endpoint,
             **keys,
         }
-        self._notes_file = folder / "notes"
-        self._notes: list[Note] = []
-        self._read_bytes = 0
+        self.notes = Notes(folder / "notes")
         self._dynamodb = boto3.client(
             "dynamodb",
             endpoint_url=str(self.settings["dynamoDBEndpoint"]),
@@ -222,7 +210,8 @@ class Fleet:
             properties.write_text("".join(f"{key} = {value}\n" for key, value in settings.items()))
             env = {
                 **os.environ,
-                "FLEET_NOTES": str(self._notes_file),
+                **self.engines.environment(),
+                "FLEET_NOTES": str(self.notes.file),
                 "FLEET_HOLD": str(self.hold),
                 "FLEET_CHECKPOINT_EACH": str(self._checkpoint_each),
             }
@@ -288,69 +277,20 @@ class Fleet:
             return []
         return items
 
-    # What the children noted
+    # Conditions
 
-    def notes(self, *events: str, since_s: float = 0.0, worker: str | None = None) -> list[Note]:
-        """In the order in which they were written."""
-        self._read_notes()
-        return [
-            note
-            for note in self._notes
-            if note.at_s >= since_s
-            and (not events or note.event in events)
-            and (worker is None or note.worker == worker)
-        ]
-
-    def _read_notes(self) -> None:
-        if self._notes_file.exists():
-            with self._notes_file.open("rb") as file:
-                file.seek(self._read_bytes)
-                new = file.read()
-            new = new[: new.rfind(b"\n") + 1]
-            self._read_bytes += len(new)
-            self._notes += map(msgspec.json.Decoder(Note).decode, new.splitlines())
-
-    def delivering(self, since_s: float) -> dict[str, str]:
-        """By shard the worker whose child got records last, since then."""
-        return {note.shard: note.worker for note in self.notes("records", since_s=since_s)}
-
-    def last_events(self, worker: str) -> dict[str, str]:
-        """By shard what the worker's child noted last."""
-        return {note.shard: note.event for note in self.notes(worker=worker)}
-
-    def wait_elsewhere(self, shards: Iterable[str], old: str, since_s: float, limit_s: float) -> dict[str, Note]:
-        """Until the records of each shard go to anybody but the old owner; the first of these batches."""
-        wanted, found, seen = set(shards), dict[str, Note](), 0
+    def wait_elsewhere(
+        self, shards: Iterable[str], old: Collection[str], since_s: float, limit_s: float
+    ) -> dict[str, Note]:
+        """Until the records of each shard go to anybody but the old owners; the first of these batches."""
+        found: dict[str, Note] = {}
 
         def complete() -> bool:
-            nonlocal seen
-            self._read_notes()
-            new, seen = self._notes[seen:], len(self._notes)
-            for note in new:
-                is_elsewhere = note.event == "records" and note.worker != old and note.at_s >= since_s
-                if is_elsewhere and note.shard in wanted:
-                    found.setdefault(note.shard, note)
-            return found.keys() == wanted
+            found.update(self.notes.elsewhere(old, since_s))
+            return found.keys() >= set(shards)
 
-        self.wait_until(complete, limit_s, every_s=0.02)
-        return found
-
-    def gap_s(self, first: Note, old: str) -> float:
-        """From the last batch that the old owner got of a shard to the first that the new one got."""
-        before = [n.at_s for n in self.notes("records", worker=old) if n.shard == first.shard and n.at_s < first.at_s]
-        return first.at_s - before[-1]
-
-    def repeated(self, since_s: float = 0.0) -> int:
-        """Deliveries, since then, of records that had been delivered before."""
-        delivered: set[tuple[str, str | None]] = set()
-        repeated = 0
-        for note in self.notes("records"):
-            numbers = {(note.shard, number) for number in note.numbers}
-            repeated += len(numbers & delivered) if note.at_s >= since_s else 0
-            delivered |= numbers
-        return repeated
-
-    # Conditions
+        self.wait_until(complete, limit_s, every_s=0.05)
+        return {shard: found[shard] for shard in shards}
 
     def wait_until(self, condition: Callable[[], object], limit_s: float, every_s: float = 0.2) -> None:
         if not self.becomes(condition, limit_s, every_s):
@@ -376,7 +316,7 @@ class Fleet:
         first_time: dict[str, dict[int, None]] = {shard: {} for shard in self.shards}
 
         def everything_has_come() -> bool:
-            for note in self.notes("records"):
+            for note in self.notes.all("records"):
                 first_time[note.shard].update(dict.fromkeys(int(number or "") for number in note.numbers))
             return all(len(first_time[shard]) >= len(numbers) for shard, numbers in stored.items())
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
@@ -25,9 +24,8 @@ PATIENT: dict[str, object] = {**FAST, "failoverTimeMillis": 5000}
 """Where nothing may be delivered twice: a lease must not expire because the machine is busy."""
 NEVER_BALANCED: dict[str, object] = {"varianceBalancingFrequency": 1_000_000}
 
-
-class NewFleet(Protocol):
-    def __call__(self, shards: int, *, checkpoint_each: int = 1, **keys: object) -> Fleet: ...
+NewFleet = Callable[..., Fleet]
+"""By the number of shards; further arguments as of Fleet."""
 
 
 @pytest.fixture
@@ -51,7 +49,7 @@ def new_fleet_on_dynamodb_local(engines: Engines, tmp_path: Path) -> Iterator[Ne
 
 
 def shards_of(fleet: Fleet, name: str) -> list[str]:
-    return [shard for shard, owner in fleet.owners().items() if owner == name]
+    return sorted(shard for shard, owner in fleet.owners().items() if owner == name)
 
 
 def leader_of(fleet: Fleet, *, but: str = "") -> str:
@@ -70,19 +68,19 @@ def wait_delivering(fleet: Fleet, *names: str) -> None:
     """Until these have even shares, and each shard's child has had records since."""
     fleet.wait_until(lambda: fleet.is_even(*names), LIMIT_S)
     since_s = time.monotonic()
-    fleet.wait_until(lambda: fleet.delivering(since_s) == fleet.owners(), LIMIT_S)
+    fleet.wait_until(lambda: fleet.notes.delivering(since_s) == fleet.owners(), LIMIT_S)
 
 
 def check_each_once(fleet: Fleet) -> None:
     fleet.check_all_delivered()
-    assert fleet.repeated() == 0
+    assert fleet.notes.repeated() == 0
 
 
 def stop_in_order(fleet: Fleet, name: str) -> None:
     """TERM: its shards go on elsewhere, and it ends well."""
     shards = shards_of(fleet, name)
     assert shards
-    fleet.wait_elsewhere(shards, name, fleet.host(name).send(signal.SIGTERM), LIMIT_S)
+    fleet.wait_elsewhere(shards, {name}, fleet.host(name).send(signal.SIGTERM), LIMIT_S)
     assert fleet.host(name).process.wait(LIMIT_S) == 0
     leader_of(fleet, but=name)
 
@@ -91,7 +89,7 @@ def crash(fleet: Fleet, name: str) -> None:
     """kill -9: its shards go on elsewhere."""
     shards = shards_of(fleet, name)
     assert shards
-    fleet.wait_elsewhere(shards, name, fleet.host(name).kill(), 2 * LIMIT_S)
+    fleet.wait_elsewhere(shards, {name}, fleet.host(name).kill(), 2 * LIMIT_S)
     leader_of(fleet, but=name)
 
 
@@ -99,10 +97,10 @@ def freeze(fleet: Fleet, name: str, other: str, frozen_s: float) -> None:
     """Stops one of two hosts, for so long at least, while each of its children has a batch not yet checkpointed."""
     host, shards = fleet.host(name), shards_of(fleet, name)
     (fleet.hold / name).touch()
-    fleet.wait_until(lambda: fleet.last_events(name) == dict.fromkeys(shards, "records"), LIMIT_S)
+    fleet.wait_until(lambda: fleet.notes.last_events(name) == dict.fromkeys(shards, "records"), LIMIT_S)
     frozen_at_s = host.send(signal.SIGSTOP)
     (fleet.hold / name).unlink()
-    fleet.wait_elsewhere(shards, name, frozen_at_s, 2 * LIMIT_S)
+    fleet.wait_elsewhere(shards, {name}, frozen_at_s, 2 * LIMIT_S)
     leader_of(fleet, but=name)
     time.sleep(max(0.0, frozen_at_s + frozen_s - time.monotonic()))
     fleet.check_all_delivered()
@@ -110,8 +108,8 @@ def freeze(fleet: Fleet, name: str, other: str, frozen_s: float) -> None:
     assert {owner for owner, _ in before.values()} == {other}
 
     thawed_at_s = host.send(signal.SIGCONT)
-    fleet.wait_until(lambda: fleet.last_events(name) == dict.fromkeys(shards, "lease lost"), LIMIT_S)
-    since = fleet.notes(worker=name, since_s=thawed_at_s)
+    fleet.wait_until(lambda: fleet.notes.last_events(name) == dict.fromkeys(shards, "lease lost"), LIMIT_S)
+    since = fleet.notes.all(worker=name, since_s=thawed_at_s)
     assert sorted(note.shard for note in since if note.event == "refused") == shards
     assert {note.error for note in since if note.event == "refused"} == {"ShutdownException"}
     assert {note.event for note in since} == {"refused", "lease lost"}, "nothing was given to them, nothing landed"
@@ -179,7 +177,7 @@ def test_all_but_one_stop_at_once(new_fleet: NewFleet) -> None:
         since_s = time.monotonic()
         for name in "abc":
             fleet.host(name).send(signal.SIGTERM)
-        fleet.wait_until(lambda: fleet.delivering(since_s) == dict.fromkeys(fleet.shards, "d"), LIMIT_S)
+        fleet.wait_until(lambda: fleet.notes.delivering(since_s) == dict.fromkeys(fleet.shards, "d"), LIMIT_S)
         assert [fleet.host(name).process.wait(LIMIT_S) for name in "abc"] == [0, 0, 0]
         check_each_once(fleet)
 

@@ -699,6 +699,21 @@ def test_what_the_leader_reads_in_an_hour(workers: int, leases: int, most_units:
     assert most_units * 0.8 <= sum(fleet.leases.read_units.values()) * 12 <= most_units * 1.06
 
 
+def test_nothing_is_balanced_before_every_owner_was_seen_to_renew() -> None:
+    fleet = a_fleet(ME, leases=tuple(lease(f"s{n}", owner=OTHER) for n in range(6)))
+    fleet.report(OTHER)
+    worker = fleet.workers[ME]
+    worker.lead_now()
+    worker.assigner.run_once()
+    assert fleet.leases.requests["initiate_handoff"] == 0
+    fleet.clock.advance(3.0)
+    for row in fleet.leases.rows.values():
+        assert fleet.leases.renew(row, None).applied
+    worker.assigner.run_once()
+    worker.assigner.run_once()
+    assert fleet.leases.requests["initiate_handoff"] == 3
+
+
 def test_what_was_seen_in_an_earlier_lead_does_not_count() -> None:
     fleet = a_fleet(ME, OTHER, leases=unowned(4))
     fleet.live(60.0)
@@ -769,6 +784,28 @@ def test_an_answer_that_was_long_in_coming_does_not_age_the_leases_it_shows(
     assert [key for key in moves if fleet.leases.rows[key].actual_owner == ME] == []
 
 
+def test_a_renewal_may_be_as_young_as_the_answer_that_shows_it() -> None:
+    fleet = a_fleet(ME, leases=(lease("s0", owner=OTHER),))
+    worker = fleet.workers[ME]
+    worker.lead_now()
+    worker.assigner.run_once()
+    fleet.clock.advance(1.75)
+
+    def renewed_on_the_way() -> None:
+        fleet.clock.advance(4.0)
+        fleet.leases.put(lease("s0", owner=OTHER, counter=4))
+
+    fleet.leases.faults = before("list_leases", renewed_on_the_way)
+    for pause_s in (0.0, 5.0, 4.9):
+        fleet.clock.advance(pause_s)
+        worker.election.run_once()
+        worker.assigner.run_once()
+    assert fleet.owners() == {"s0": OTHER}
+    fleet.clock.advance(0.2)
+    worker.assigner.run_once()
+    assert fleet.owners() == {"s0": ME}
+
+
 @pytest.mark.parametrize("slow", ["list_leases", "list_workers"])
 def test_a_read_proves_nothing_about_the_time_after_it_was_sent(slow: str) -> None:
     fleet = a_fleet(ME, leases=(lease("s0", owner=OTHER),))
@@ -802,7 +839,7 @@ def test_stale_reads_do_not_let_a_lease_expire(leases: int, lag_s: float) -> Non
     assert moves == []
 
 
-@pytest.mark.parametrize("step_s", [-86_400.0, -3600.0, -59.0, 59.0, 3600.0, 90_000.0])
+@pytest.mark.parametrize("step_s", [-86_400.0, -3600.0, -59.0, 25.0, 59.0, 3600.0, 90_000.0])
 def test_a_step_of_the_leaders_wall_clock_moves_nothing(step_s: float) -> None:
     fleet = a_fleet(ME, OTHER, leases=unowned(6))
     fleet.live(60.0)

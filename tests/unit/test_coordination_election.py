@@ -223,6 +223,19 @@ def test_a_leader_that_slept_does_not_believe_in_its_lock() -> None:
     assert race.leaders == [OTHER]
 
 
+@pytest.mark.parametrize("step_s", [-3600.0, 3600.0])
+def test_a_step_of_the_wall_clock_neither_ends_a_lead_nor_prolongs_one(step_s: float) -> None:
+    race = Race(ME, OTHER)
+    race.live(5.0)
+    race.clock.wall_skew_s = step_s
+    assert race.leaders == [ME]
+    race.live(30.0)
+    assert race.leaders == [ME]
+    race.due_s[ME] += 60.0
+    race.live(15.0)
+    assert race.leaders == [OTHER]
+
+
 def test_a_lock_taken_by_somebody_else_is_lost_at_the_next_heartbeat() -> None:
     race = Race(ME)
     race.turn(ME)

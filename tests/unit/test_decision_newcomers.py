@@ -47,6 +47,12 @@ def test_the_share_is_one_of_throughput() -> None:
     assert sum(m.lease.throughput_kbps or 0 for m in done.moves) == 500
 
 
+def test_by_lease_count_throughput_is_no_matter() -> None:
+    by_count = AssignmentSettings(strategy="LEASE_COUNT_BASED")
+    _, after = joined(rows("a", 900.0, 900.0, 1.0, 1.0, 1.0, 1.0), [A, B], "b", assignment=by_count)
+    assert after == {"a": 3, "b": 3}
+
+
 def test_the_most_loaded_give_most() -> None:
     _, after = joined([*rows("a", *[10.0] * 8), *rows("c", *[10.0] * 4)], [A, B, C], "b")
     assert after == {"a": 4, "b": 4, "c": 4}

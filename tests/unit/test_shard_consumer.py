@@ -760,6 +760,15 @@ def test_the_children_may_start_before_the_child_has_ended() -> None:
     assert ends == [1]
 
 
+def test_the_leases_of_the_child_shards_stand_before_the_child_may_checkpoint_the_end() -> None:
+    rig = Rig()
+    writes: list[str] = []
+    rig.table.watch = lambda operation, before, after: writes.append(operation)
+    rig.end_shard()
+    rig.finish()
+    assert [write for write in writes if write != "renew"] == ["create", "create", "write_child_shards", "checkpoint"]
+
+
 def test_a_child_that_does_not_checkpoint_the_end_is_asked_again_then_fatal() -> None:
     rig = Rig(script=never_checkpoints)
     rig.put("a")
