@@ -50,11 +50,14 @@ class DynamoDb(msgspec.Struct):
         """A new one, empty and ready; creating does not wait for that."""
         table = DynamoDbLeaseTable(self.client, self.settings(**settings))
         assert table.create_table()
+        self.wait_until_active(table, index="ACTIVE")
+        return table
+
+    def wait_until_active(self, table: DynamoDbLeaseTable, *, index: str | None) -> None:
         until_s = time.monotonic() + CREATION_LIMIT_S
-        while (state := table.describe()) is None or (state.status, state.index_status) != ("ACTIVE", "ACTIVE"):
+        while (state := table.describe()) is None or (state.status, state.index_status) != ("ACTIVE", index):
             assert time.monotonic() < until_s, f"{self.name} does not create tables: {state}"
             time.sleep(0.002)
-        return table
 
     def require(self, feature: str) -> None:
         """Skips the test where DEVIATIONS says that this engine does not have the feature of DynamoDB."""

@@ -364,6 +364,7 @@ def test_a_row_of_the_rust_client_can_be_read_and_assigned(dynamodb: DynamoDb) -
         BillingMode="PAY_PER_REQUEST",
     )
     table = DynamoDbLeaseTable(dynamodb.client, settings)
+    dynamodb.wait_until_active(table, index=None)
     put(
         dynamodb,
         settings.name,

@@ -1,6 +1,7 @@
 """scripts/mutants: each patch in this folder breaks one rule; the test that it names must fail then.
 
-A patch begins with lines of its own: what it breaks, then `kills: <pytest node>` for each test, then the diff.
+A patch begins with lines of its own: what it breaks and where that is promised, then `kills: <pytest node>` for each
+test, then the diff, with little context so that it stays applicable. All of the named tests must fail.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -49,66 +48,67 @@ def main(names: tuple[str, ...], jobs: int) -> None:
 
     Exit code 1 when one survives, does not apply any more, or names a test that fails without it too.
     """
-    console = Console()
     paths = [p for p in sorted(HERE.glob("*.patch")) if not names or any(name in p.name for name in names)]
     mutants = [Mutant.read(path) for path in paths]
     if not mutants:
         raise click.ClickException("no such mutant")
     with tempfile.TemporaryDirectory() as folder:
-        sound = _copy(Path(folder) / "sound")
+        # Its byte code is copied with it: what a mutant does not change is compiled once.
+        sound = _copy(ROOT, Path(folder) / "sound")
         code, said = _pytest(sound, tuple(dict.fromkeys(test for m in mutants for test in m.tests)))
         if code:
-            console.print(said, markup=False)
-            raise click.ClickException("the named tests must pass as long as nothing is broken")
+            raise click.ClickException(f"the named tests must pass as long as nothing is broken:\n{said}")
+        survivors = 0
         with ThreadPoolExecutor(jobs) as pool:
-            verdicts = list(pool.map(lambda m: _judge(m, Path(folder) / m.path.stem), mutants))
-    table = Table("mutant", "breaks", "verdict")
-    for mutant, verdict in zip(mutants, verdicts, strict=True):
-        table.add_row(mutant.path.stem, mutant.breaks, verdict, style="" if verdict == "killed" else "red")
-    console.print(table)
-    survivors = sum(verdict != "killed" for verdict in verdicts)
-    console.print(f"{len(mutants)} mutants, {len(mutants) - survivors} killed")
+            judged = pool.map(lambda m: _judge(m, _copy(sound, Path(folder) / m.path.stem)), mutants)
+            for mutant, verdict in zip(mutants, judged, strict=True):
+                click.echo(f"{verdict:8} {mutant.path.stem}")
+                if verdict != "killed":
+                    survivors += 1
+                    click.echo(mutant.breaks)
+    click.echo(f"{len(mutants)} mutants, {len(mutants) - survivors} killed")
     sys.exit(1 if survivors else 0)
 
 
-def _copy(to: Path) -> Path:
+def _copy(source: Path, to: Path) -> Path:
     to.mkdir()
     for name in COPIED:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, to / name, ignore=shutil.ignore_patterns("__pycache__"))
+        if (source / name).is_dir():
+            ignore = shutil.ignore_patterns("__pycache__") if source is ROOT else None
+            shutil.copytree(source / name, to / name, ignore=ignore)
         else:
-            shutil.copy(source, to / name)
+            shutil.copy2(source / name, to / name)
     return to
 
 
-def _judge(mutant: Mutant, folder: Path) -> str:
-    copy = _copy(folder)
+def _judge(mutant: Mutant, copy: Path) -> str:
     applied = subprocess.run(
         ["patch", "--strip=1", "--fuzz=0", "--input", str(mutant.path)], cwd=copy, capture_output=True, text=True
     )
     if applied.returncode:
         return f"does not apply: {applied.stdout.strip()}"
-    verdicts = [_pytest(copy, (test,)) for test in mutant.tests]
+    code, said = _pytest(copy, mutant.tests)
     shutil.rmtree(copy)
-    for test, (code, said) in zip(mutant.tests, verdicts, strict=True):
-        if code == 0:
-            return f"SURVIVED {test}"
-        if code != 1:  # 1 is "tests failed"; anything else is a mistake of ours.
-            return f"pytest exit {code}: {said[-400:]}"
-    return "killed"
+    if code not in (0, 1):  # 1 is "tests failed"; anything else is a mistake of ours.
+        return f"pytest exit {code}: {said[-400:]}"
+    failed = [line.removeprefix("FAILED ") for line in said.splitlines() if line.startswith("FAILED ")]
+    survived = [test for test in mutant.tests if not any(_is_of(test, line) for line in failed)]
+    return f"SURVIVED {' '.join(survived)}" if survived else "killed"
+
+
+def _is_of(test: str, failed: str) -> bool:
+    """True when a line of the summary is about `test`, or about one of its parameters."""
+    return failed.startswith(test) and failed[len(test) :][:1] in ("", "[", " ")
 
 
 def _pytest(folder: Path, tests: tuple[str, ...]) -> tuple[int, str]:
     """Runs tests on the copy, which comes before whatever is installed."""
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
+    command = [sys.executable, "-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider", *tests]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "500"}  # Lines that are long lose their end.
+    try:
+        run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return -1, f"no end within {TIMEOUT_S} s"
     return run.returncode, run.stdout + run.stderr
 
 

@@ -118,6 +118,14 @@ def test_the_order_of_the_inputs_changes_nothing(strategy: str) -> None:
     assert one == other
 
 
+def test_a_seed_replays_its_plan_and_another_one_may_choose_other_leases() -> None:
+    observed = {r.lease_key: tracked(r) for r in (Row(f"k{i:02}", "a", throughput_kbps=10.0) for i in range(20))}
+    workers = [stats(Worker("a", {"C": [80]}, {"C": [100]})), stats(Worker("b", {"C": [20]}, {"C": [100]}))]
+    plans = [plan(observed, workers, seed=seed) for seed in (0, 0, 0, 1)]
+    assert [len(p.moves) for p in plans] == [4] * 4
+    assert plans[0] == plans[1] == plans[2] != plans[3]
+
+
 def test_a_worker_exactly_at_its_throughput_limit_takes_one_more() -> None:
     observed = {r.lease_key: tracked(r) for r in (Row("a", "w", throughput_kbps=50), Row("u"), Row("v"))}
     done = plan(observed, [stats(Worker("w"))], AssignmentSettings(max_throughput_per_host_kbps=50))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kcl_host.config.settings import RetrievalSettings
@@ -60,6 +60,7 @@ def test_a_wait_after_failures_is_never_shorter_than_the_idle_time(idle_s: float
     assert max(idle_s, 0.2) <= pause_s <= 1.5 * max(idle_s, MAX_BACKOFF_S)
 
 
+@example([0.0] * 6)
 @given(st.lists(st.floats(0, 3), max_size=60))
 def test_no_second_sees_more_than_five_reads(gaps: list[float]) -> None:
     """Requests come when they like; each waits until the budget allows it."""
