@@ -54,6 +54,12 @@ class MetadataConflict(KclHostError):
     exit_code = 6
 
 
+class FleetRolledBack(KclHostError):
+    """The application went back to the algorithms of KCL 2.x, which kcl-host does not speak: wait for its return."""
+
+    exit_code = 6
+
+
 class RetryLater(KclHostError):
     """A remote call failed in a way that may pass. The call may have taken effect all the same."""
 

@@ -6,7 +6,7 @@ outcome, never an exception. No method retries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -16,8 +16,8 @@ from kcl_host.model.lease import Lease, LeaseListing, TableState, WriteOutcome
 from kcl_host.model.records import RecordsPage
 from kcl_host.model.sequence import ExtendedSequenceNumber, IteratorPosition
 from kcl_host.model.shard import HashKeyRange, Shard, ShardFilter, StreamIdentifier, StreamSummary
-from kcl_host.model.state import ClientVersionState, LeaderLock
-from kcl_host.model.worker import WorkerMetricStats
+from kcl_host.model.state import ClientVersionState, CoordinatorItem, LeaderLock, TableMigrationState
+from kcl_host.model.worker import WorkerListing, WorkerMetricStats
 
 Item = TypeVar("Item")
 
@@ -175,6 +175,8 @@ class CoordinatorTable(Protocol):
     def create_table(self) -> bool:
         """False when somebody else created it. Waits until it is ACTIVE either way."""
 
+    def delete_table(self) -> None: ...
+
     def read_lock(self) -> LeaderLock | None: ...
 
     def acquire_lock(self, lock: LeaderLock, over: LeaderLock | None) -> bool:
@@ -190,8 +192,35 @@ class CoordinatorTable(Protocol):
     def create_client_version(self, state: ClientVersionState) -> bool:
         """False when the item exists."""
 
-    def read_table_migration_status(self) -> str | None:
-        """`tm` of TableMigration3.5; None when there is no such item."""
+    def update_client_version(self, state: ClientVersionState, expected: str) -> bool:
+        """False when the item is gone, or says something else than `expected`."""
+
+
+class TableMigrationItems(Protocol):
+    """TableMigration3.5, and the move of the coordinator items into the lease table. Reads are consistent.
+
+    The working copy of the item is in the CoordinatorState table (spec migration 2.1).
+    """
+
+    def read(self) -> TableMigrationState | None: ...
+
+    def create(self, state: TableMigrationState) -> bool:
+        """False when the item exists."""
+
+    def update(self, state: TableMigrationState, expected_status: str) -> bool:
+        """False when the item is gone, or has another status than `expected_status`."""
+
+    def delete(self) -> None: ...
+
+    def list_items(self) -> list[CoordinatorItem]:
+        """Everything in the CoordinatorState table."""
+
+    def move(self, items: Sequence[CoordinatorItem], leader: str) -> bool:
+        """Moves some items in one transaction; False, and nothing moved, unless `leader` owns the lock and no such item
+        is in the lease table."""
+
+    def finalise(self, state: TableMigrationState, expected_status: str, leader: str) -> bool:
+        """Writes the last status into both tables, while `leader` owns the lock; False when somebody was faster."""
 
 
 class WorkerMetricsTable(Protocol):
@@ -202,6 +231,8 @@ class WorkerMetricsTable(Protocol):
     def create_table(self) -> bool:
         """False when somebody else created it. Waits until it is ACTIVE either way."""
 
+    def delete_table(self) -> None: ...
+
     def put(self, stats: WorkerMetricStats) -> int | None:
         """Unconditional update of the named attributes.
 
@@ -210,8 +241,8 @@ class WorkerMetricsTable(Protocol):
 
     def get(self, worker_id: str) -> WorkerMetricStats | None: ...
 
-    def list_workers(self) -> tuple[list[WorkerMetricStats], list[str]]:
-        """Rows, and the ids of rows that cannot be decoded."""
+    def list_workers(self, listing: LeaseListing | None = None) -> WorkerListing:
+        """Scan, eventually consistent. A `listing` of the lease table that was just made may save it."""
 
     def delete_if_unchanged(self, stats: WorkerMetricStats) -> bool:
         """Deletes a stale row, provided that its last update is still the one given."""

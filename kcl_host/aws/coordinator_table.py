@@ -16,7 +16,6 @@ from kcl_host.errors import Unavailable
 from kcl_host.model.state import (
     CLIENT_VERSION_KEY,
     LEADER_KEY,
-    TABLE_MIGRATION_KEY,
     ClientVersionState,
     LeaderLock,
     VersionHistoryEntry,
@@ -49,6 +48,9 @@ class DynamoDbCoordinatorTable:
     def create_table(self) -> bool:
         """False when somebody else created it. Waits until it is ACTIVE either way."""
         return self._table.create_and_await()
+
+    def delete_table(self) -> None:
+        self._table.delete()
 
     # Leader lock
 
@@ -153,14 +155,20 @@ class DynamoDbCoordinatorTable:
             item["h"] = {"L": [{"M": _version_attributes(entry)} for entry in state.history]}
         return self._put(item, "attribute_not_exists(#pk)", {})
 
-    def read_table_migration_status(self) -> str | None:
-        """`tm` of TableMigration3.5; None when there is no such item. Raises Unavailable when it has none."""
-        item = self._table.get(TABLE_MIGRATION_KEY)
-        if item is None:
-            return None
-        if (status := read_text(item, "tm")) is None:
-            raise Unavailable(f"table {self._table.name}: item {TABLE_MIGRATION_KEY} has no status tm")
-        return status
+    def update_client_version(self, state: ClientVersionState, expected: str) -> bool:
+        """False when the item is gone, or says something else than `expected`."""
+        values = {f":{name}": value for name, value in _version_attributes(state).items()}
+        values[":h"] = {"L": [{"M": _version_attributes(entry)} for entry in state.history]}
+        return self._table.applied(
+            lambda: self._client.update_item(
+                TableName=self._table.name,
+                Key=self._table.key(CLIENT_VERSION_KEY),
+                UpdateExpression="SET " + ", ".join(f"{name[1:]} = {name}" for name in values),
+                ConditionExpression="attribute_exists(#pk) AND cv = :expected",
+                ExpressionAttributeNames={"#pk": self._table.key_attribute},
+                ExpressionAttributeValues={**values, ":expected": text(expected)},
+            )
+        )
 
     def _put(self, item: dict[str, Any], condition: str, values: dict[str, Any]) -> bool:
         request: dict[str, Any] = {"ExpressionAttributeValues": values} if values else {}

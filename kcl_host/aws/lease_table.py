@@ -44,6 +44,7 @@ from kcl_host.aws.items import (
     text_set,
 )
 from kcl_host.aws.table import Table, string_attributes, throughput
+from kcl_host.aws.worker_metrics_table import LEASE_KEY, WORKER_METRIC_STATS, worker_listing
 from kcl_host.config.settings import TableSettings
 from kcl_host.errors import TableMissing, Throttled, Unavailable
 from kcl_host.model.lease import Lease, LeaseListing, TableState, WriteOutcome
@@ -134,17 +135,24 @@ class DynamoDbLeaseTable:
                 "FilterExpression": "streamName = :stream",
                 "ExpressionAttributeValues": {":stream": text(str(stream))},
             }
-        leases, undecodable, entity_types = [], [], set()
+        leases, undecodable, entity_types, workers = [], [], set(), []
         for item in self._scan_segmented(request):
             if (kind := entity_type(item)) is not None:
                 entity_types.add(kind)
+            if kind == WORKER_METRIC_STATS:
+                workers.append(item)
             if not is_lease(item):
                 continue
             try:
                 leases.append(lease_from(item))
             except Undecodable:
                 undecodable.append(read_text(item, "leaseKey") or "?")
-        return LeaseListing(leases=tuple(leases), undecodable=tuple(undecodable), entity_types=frozenset(entity_types))
+        return LeaseListing(
+            leases=tuple(leases),
+            undecodable=tuple(undecodable),
+            entity_types=frozenset(entity_types),
+            workers=worker_listing(workers, LEASE_KEY),
+        )
 
     def is_empty(self) -> bool:
         """True when no row is a lease; rows of other entity types do not count, broken leases do."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kcl_host.aws.faults import Resource, translated
@@ -116,6 +116,12 @@ class Table:
         if created and self.settings.point_in_time_recovery:
             self.enable_point_in_time_recovery()
         return created
+
+    def delete(self) -> None:
+        """Without waiting; nothing when it does not exist."""
+        with self.translated():
+            with suppress(self.client.exceptions.ResourceNotFoundException):
+                self.client.delete_table(TableName=self.name)
 
     def enable_point_in_time_recovery(self) -> None:
         with self.translated():

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from kcl_host.aws.items import Item, Undecodable, decimal, number, read_float, read_integer, read_text, text
 from kcl_host.aws.table import Table
 from kcl_host.config.settings import TableSettings
 from kcl_host.errors import Unavailable
-from kcl_host.model.worker import WorkerMetricStats
+from kcl_host.model.lease import LeaseListing
+from kcl_host.model.worker import WorkerListing, WorkerMetricStats
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb.client import DynamoDBClient
 
 
+LEASE_KEY: Final = "leaseKey"
+WORKER_METRIC_STATS: Final = "WORKER_METRIC_STATS"
+"""entityType of these rows."""
+
+
 class DynamoDbWorkerMetricsTable:
-    """Implements ports.WorkerMetricsTable in its three-table form."""
+    """Implements ports.WorkerMetricsTable. `key_attribute` is `wid`, in the single table `leaseKey`."""
 
     def __init__(
-        self, client: DynamoDBClient, settings: TableSettings, *, sleep: Callable[[float], None] = time.sleep
+        self,
+        client: DynamoDBClient,
+        settings: TableSettings,
+        *,
+        key_attribute: str = "wid",
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._client = client
-        self._table = Table(client, settings, "wid", sleep)
+        self._table = Table(client, settings, key_attribute, sleep)
+        self._is_lease_table = key_attribute == LEASE_KEY
 
     def __repr__(self) -> str:
         return f"<DynamoDbWorkerMetricsTable {self._table.name}>"
@@ -35,6 +47,9 @@ class DynamoDbWorkerMetricsTable:
         """False when somebody else created it. Waits until it is ACTIVE either way."""
         return self._table.create_and_await()
 
+    def delete_table(self) -> None:
+        self._table.delete()
+
     def put(self, stats: WorkerMetricStats) -> int | None:
         """Unconditional update of the named attributes; None leaves an attribute alone, as Java does.
 
@@ -42,7 +57,7 @@ class DynamoDbWorkerMetricsTable:
         Returns the last update that the row bore before, which costs no read; None when it bore none that can be read.
         """
         sets: dict[str, Any] = {
-            "entityType": text("WORKER_METRIC_STATS"),
+            "entityType": text(WORKER_METRIC_STATS),
             "sts": _number_lists(stats.metric_stats),
             "opr": _number_lists(stats.operating_range),
         }
@@ -77,47 +92,62 @@ class DynamoDbWorkerMetricsTable:
         if item is None:
             return None
         try:
-            return _stats_from(item)
+            return stats_from(item, self._table.key_attribute)
         except Undecodable as error:
             raise Unavailable(f"table {self._table.name}: row {worker_id} cannot be decoded: {error}") from error
 
-    def list_workers(self) -> tuple[list[WorkerMetricStats], list[str]]:
-        """Scan, eventually consistent: rows, and the ids of rows that cannot be decoded."""
-        workers, undecodable = [], []
+    def list_workers(self, listing: LeaseListing | None = None) -> WorkerListing:
+        """Scan, eventually consistent. A `listing` of the lease table that was just made saves its scan."""
+        if self._is_lease_table and listing is not None:
+            return listing.workers
         request: dict[str, Any] = {"TableName": self._table.name}
+        if self._is_lease_table:
+            # A row of the table for worker metric stats may be of a version that wrote no entityType.
+            request["FilterExpression"] = "entityType = :type"
+            request["ExpressionAttributeValues"] = {":type": text(WORKER_METRIC_STATS)}
+        items: list[Item] = []
         while True:
             with self._table.translated():
                 answer = self._client.scan(**request)
-            for item in answer["Items"]:
-                try:
-                    workers.append(_stats_from(item))
-                except Undecodable:
-                    undecodable.append(read_text(item, "wid") or "?")
+            items += answer["Items"]
             if not (last := answer.get("LastEvaluatedKey")):
-                return workers, undecodable
+                return worker_listing(items, self._table.key_attribute)
             request["ExclusiveStartKey"] = last
 
     def delete_if_unchanged(self, stats: WorkerMetricStats) -> bool:
         """Deletes a stale row, provided that its last update is still the one given."""
-        condition = "attribute_exists(wid) AND attribute_not_exists(lut)"
+        condition = "attribute_exists(#pk) AND attribute_not_exists(lut)"
         values: dict[str, Any] = {}
         if stats.last_update_s is not None:
-            condition = "attribute_exists(wid) AND lut = :lut"
+            condition = "attribute_exists(#pk) AND lut = :lut"
             values["ExpressionAttributeValues"] = {":lut": number(stats.last_update_s)}
         return self._table.applied(
             lambda: self._client.delete_item(
                 TableName=self._table.name,
                 Key=self._table.key(stats.worker_id),
                 ConditionExpression=condition,
+                ExpressionAttributeNames={"#pk": self._table.key_attribute},
                 **values,
             )
         )
 
 
-def _stats_from(item: Item) -> WorkerMetricStats:
-    worker_id = read_text(item, "wid")
+def worker_listing(items: Iterable[Item], key_attribute: str) -> WorkerListing:
+    """Rows of worker metric stats as a scan found them."""
+    workers, undecodable = [], []
+    for item in items:
+        try:
+            workers.append(stats_from(item, key_attribute))
+        except Undecodable:
+            undecodable.append(read_text(item, key_attribute) or "?")
+    return WorkerListing(workers=tuple(workers), undecodable=tuple(undecodable))
+
+
+def stats_from(item: Item, key_attribute: str) -> WorkerMetricStats:
+    """Raises Undecodable."""
+    worker_id = read_text(item, key_attribute)
     if worker_id is None:
-        raise Undecodable("wid is missing")
+        raise Undecodable(f"{key_attribute} is missing")
     properties = item.get("properties", {}).get("M", {})
     return WorkerMetricStats(
         worker_id=worker_id,

@@ -19,7 +19,7 @@ import click
 from kcl_host import log
 from kcl_host.config.findings import log_findings
 from kcl_host.config.properties import Loaded, load_settings
-from kcl_host.errors import ConfigurationError
+from kcl_host.errors import ConfigurationError, FleetRolledBack
 
 _log = logging.getLogger(__name__)
 
@@ -96,25 +96,36 @@ def serve(loaded: Loaded) -> int:
     from kcl_host.runtime.outside import connect
     from kcl_host.runtime.supervisor import StoppedAtOnce, Supervisor
 
-    supervisor = Supervisor(
-        loaded.settings,
-        connect(loaded.settings, environ=dict(os.environ), clock=SystemClock(), rng=random.Random()),
-    )
+    def new_worker() -> Supervisor:
+        return Supervisor(
+            loaded.settings,
+            connect(loaded.settings, environ=dict(os.environ), clock=SystemClock(), rng=random.Random()),
+        )
+
+    worker = new_worker()
     received: list[int] = []
 
     def on_signal(number: int, _: FrameType | None) -> None:
         received.append(number)
-        (supervisor.request_stop if len(received) == 1 else supervisor.stop_now)()
+        (worker.request_stop if len(received) == 1 else worker.stop_now)()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
-    try:
-        supervisor.run()
-    except StoppedAtOnce:
-        # A thread may still wait for an answer of AWS; who signals twice does not want to wait with it.
-        logging.shutdown()
-        os._exit(128 + received[-1])
-    return 0
+    while True:
+        try:
+            worker.run()
+            return 0
+        except FleetRolledBack as error:
+            if received:
+                return 0
+            _log.warning("this worker starts anew", extra={"action": "worker_starts_anew", "reason": str(error)})
+            worker = new_worker()
+            if received:  # Between the last look and this worker: nobody else would tell it.
+                worker.request_stop()
+        except StoppedAtOnce:
+            # A thread may still wait for an answer of AWS; who signals twice does not want to wait with it.
+            logging.shutdown()
+            os._exit(128 + received[-1])
 
 
 def raise_descriptor_limit() -> None:

@@ -20,6 +20,7 @@ _TABLE_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{3,255}")
 _STREAM_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 _INTERFACE: Final = re.compile(r"[^\s/:]{1,15}")
 _LEAST_IDLE_MS: Final = 200
+_BAKE_LIMITS_S: Final = (3_600, 604_800)
 _SERVICES: Final = (
     # settings, credentials keys, endpoint key, SDK's name in AWS_ENDPOINT_URL_*
     ("kinesis", "AwsCredentialsProvider", "kinesisCredentialsProvider.class", "kinesisEndpoint", "KINESIS"),
@@ -83,6 +84,7 @@ class Derivation:
         self._worker_metrics()
         self._retrieval()
         self._tables()
+        self._migration()
         if self._report.has_errors:
             return None
         return msgspec.convert(self._tree, Settings)
@@ -215,6 +217,15 @@ class Derivation:
                 node["endpoint_url"] = url
                 self.derived[endpoint] = (mask_uri(url), f"environment {variable}")
                 return
+
+    def _migration(self) -> None:
+        self._put("coordinator.client_version_is_explicit", "clientVersionConfig" in self._given)
+        name = "tableMigrationCompleteBakeTimeSeconds"
+        if (bake_s := self.value(name)) is not None:
+            least_s, most_s = _BAKE_LIMITS_S
+            self._put("coordinator.complete_bake_s", min(max(bake_s, least_s), most_s))
+            if not least_s <= bake_s <= most_s:
+                self._warn(name, f"{name} = {bake_s} is taken for the nearest of {least_s} to {most_s}, as in Java")
 
     def _start_position(self) -> None:
         timestamp = self.value("initialPositionInStreamExtended")

@@ -155,7 +155,13 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         "CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X",
         "CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X_PHASE1",
     ] = "CLIENT_VERSION_CONFIG_3X"
+    client_version_is_explicit: bool = False
+    """True when clientVersionConfig stands in the file."""
     metadata_table_format: Literal["auto", "three", "single"] = "auto"
+    migrate_all_entities: bool = False
+    init_bake_s: float = 3600.0
+    """How long all lease owners must have known the single-table format before phase 2; fixed, as in Java."""
+    complete_bake_s: float = 86400.0
     parent_shard_poll_s: float = 10.0
     initialization_attempts: int = 20
     initialization_backoff_s: float = 1.0

@@ -57,8 +57,9 @@ class Departure:
             lease.lease_key: msgspec.structs.replace(lease, lease_owner=self._worker_id, checkpoint_owner=None)
             for lease in leases
         }
-        workers, _ = self._metrics_table.list_workers()
-        rows = [ours.get(row.lease_key, row) for row in self._lease_table.list_leases().leases]
+        listing = self._lease_table.list_leases()
+        workers = self._metrics_table.list_workers(listing).workers
+        rows = [ours.get(row.lease_key, row) for row in listing.leases]
         now_s = self._clock.monotonic()
         moves = plan_departure(
             self._worker_id,

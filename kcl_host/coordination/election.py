@@ -115,21 +115,34 @@ class Election:
     def release(self, pause_s: float = math.inf) -> None:
         """Deletes the lock item if it is ours, and stays out of the election for `pause_s`, by default for good."""
         with self._lock:
-            held, self._held, self._seen = self._held, None, None
-            if held is not None:
-                self._attempts[held.record_version_number] = held.taken_at_s  # Until it is certain to be gone.
+            self._release()
             self._paused_until_s = self._clock.monotonic() + pause_s
-            for _ in range(RELEASE_TRIES):
-                try:
-                    if self._delete(held):
-                        _log.info("leader lock released", extra={"action": "leader_released"})
-                    self._attempts.clear()
-                    break
-                except RetryLater as error:
-                    _log.warning(
-                        "leader lock not released, it may have to expire",
-                        extra={"action": "leader_release_failed", "error": str(error)},
-                    )
+
+    def change_table(self, change: Callable[[], None]) -> None:
+        """Deletes the lock item if it is ours, and competes from then on where `change` has the requests go.
+
+        No turn is between the two: a lock taken in the meantime would be forgotten where it is.
+        """
+        with self._lock:
+            self._release()
+            self._attempts.clear()
+            change()
+
+    def _release(self) -> None:
+        held, self._held, self._seen = self._held, None, None
+        if held is not None:
+            self._attempts[held.record_version_number] = held.taken_at_s  # Until it is certain to be gone.
+        for _ in range(RELEASE_TRIES):
+            try:
+                if self._delete(held):
+                    _log.info("leader lock released", extra={"action": "leader_released"})
+                self._attempts.clear()
+                break
+            except RetryLater as error:
+                _log.warning(
+                    "leader lock not released, it may have to expire",
+                    extra={"action": "leader_release_failed", "error": str(error)},
+                )
 
     def _delete(self, held: HeldLock | None) -> bool:
         """Deletes our item, also one that bears a version whose answer was lost."""

@@ -64,6 +64,7 @@ class Assigner:
         rng: random.Random,
         on_assigned_to_self: Callable[[Lease, float], None],
         for_each: ForEach = one_by_one,
+        on_listing: Callable[[Sequence[Lease]], object] = lambda leases: None,
     ) -> None:
         self._election = election
         self._lease_table = lease_table
@@ -76,6 +77,7 @@ class Assigner:
         self._rng = rng
         self._on_assigned_to_self = on_assigned_to_self
         self._for_each = for_each
+        self._on_listing = on_listing
         # A Java worker discovers a lease after half an interval, and renews it a third of the lease duration later.
         grace_s = max(0.0, assignment.interval_s - leases.failover_s)
         self._watch = LeaseWatch(lease_table, worker_id, leases, grace_s, clock)
@@ -155,14 +157,16 @@ class Assigner:
         # What a read shows may be as old as its request: a lease has stood still until then, not until now.
         read_s = self._clock.monotonic()
         listing = self._watch.scan_for_pass(read_s)
-        workers, undecodable = self._metrics_table.list_workers()
-        if listing.undecodable or undecodable:
+        found = self._metrics_table.list_workers(listing)
+        workers = found.workers
+        self._on_listing(listing.leases)
+        if listing.undecodable or found.undecodable:
             _log.error(
                 "rows that are no valid leases, or no valid worker metric stats",
                 extra={
                     "action": "undecodable_rows",
                     "lease_keys": list(listing.undecodable),
-                    "worker_ids": list(undecodable),
+                    "worker_ids": list(found.undecodable),
                 },
             )
         wall_s = self._clock.wall()
@@ -257,7 +261,7 @@ class Assigner:
             self._on_assigned_to_self(outcome.row, read_at_s)
         return outcome
 
-    def _delete_stale(self, workers: list[WorkerMetricStats], wall_s: float) -> None:
+    def _delete_stale(self, workers: Sequence[WorkerMetricStats], wall_s: float) -> None:
         for worker in stale_workers(workers, wall_s, self._metrics):
             if not self._election.may_write():
                 return

@@ -7,7 +7,12 @@ import random
 from typing import Final
 
 from kcl_host.config.settings import Settings
+from kcl_host.coordination.metadata_tables import CoordinatorItems, Format, MetadataTables
 from kcl_host.decisions.metadata_format import (
+    LEADER_TYPE,
+    UNUSED_S,
+    VERSION_3X_WITH_ROLLBACK,
+    CreateSingleTable,
     CreateThreeTables,
     MetadataDecision,
     MetadataFacts,
@@ -20,18 +25,20 @@ from kcl_host.decisions.metadata_format import (
     client_version_item,
     decide_metadata_format,
     judge_lost_create,
+    judge_version,
+    promoted_client_version,
     should_create_client_version,
 )
-from kcl_host.errors import MetadataConflict, RetryLater, TableMissing
+from kcl_host.decisions.worker_activity import judge_worker
+from kcl_host.errors import FleetRolledBack, RetryLater, TableMissing
 from kcl_host.model.lease import LeaseListing, TableState
 from kcl_host.model.state import ClientVersionState
+from kcl_host.model.worker import WorkerListing, WorkerMetricStats
 from kcl_host.ports import Clock, CoordinatorTable, LeaseTable, WorkerMetricsTable
 
 _log = logging.getLogger(__name__)
 
 TABLE_READY: Final = ("ACTIVE", "UPDATING")
-LEADER_TYPE: Final = "LEADER"
-"""entityType of a leader lock."""
 WATCH_S: Final = 60.0
 """How often Migration3.0 is read while the application may still be rolled back to 2.x (spec migration 1.5)."""
 
@@ -49,24 +56,28 @@ class Metadata:
     def __init__(
         self,
         lease_table: LeaseTable,
-        coordinator_table: CoordinatorTable,
-        metrics_table: WorkerMetricsTable,
+        tables: MetadataTables,
+        items: CoordinatorItems,
+        format: Format,
         settings: Settings,
         clock: Clock,
         rng: random.Random,
     ) -> None:
         self._lease_table = lease_table
-        self._coordinator_table = coordinator_table
-        self._metrics_table = metrics_table
+        self._tables = tables
+        self._items = items
+        self._format = format
         self._settings = settings
         self._clock = clock
         self._version_due_s = clock.monotonic() + client_version_delay_s(rng)
         self._watched: tuple[float, dict[str, int]] | None = None
-        """When the lease counters were first looked at, and what they were."""
+        """When the tables were first looked at, and what the lease counters were."""
         self._created: bool | None = False
         """Whether this worker created the lease table; None: it asked for it and got no answer."""
         self._lost_create = False
         """True from the moment at which another worker created it first, until that one has shown its format."""
+        self._created_beside: list[tuple[CoordinatorTable | WorkerMetricsTable, str]] = []
+        """Tables of three that this worker has created, with their names."""
 
     def prepare(self) -> None:
         """Raises MetadataConflict or ConfigurationError when this worker must not join."""
@@ -79,70 +90,82 @@ class Metadata:
     def run_once(self) -> float | None:
         """Creates Migration3.0 if it is missing after a while; None when there is nothing left to do.
 
-        Raises MetadataConflict when the application has been rolled back to KCL 2.x meanwhile.
+        Raises FleetRolledBack when the application has gone back to KCL 2.x meanwhile.
         """
         remaining_s = self._version_due_s - self._clock.monotonic()
         if remaining_s > 0:
             return remaining_s
-        found = self._coordinator_table.read_client_version()
+        found = self._items.read_client_version()
+        now_ms = round(self._clock.wall() * 1000)
         if should_create_client_version(found, self._settings.coordinator):
-            now_ms = round(self._clock.wall() * 1000)
             created = client_version_item(self._settings.worker_id, now_ms)
             # Who loses this creation looks again at what the winner wrote.
-            return None if self._coordinator_table.create_client_version(created) else 0.0
+            return None if self._items.create_client_version(created) else 0.0
+        worker_id = self._settings.worker_id
+        if found and (promoted := promoted_client_version(found, self._settings.coordinator, worker_id, now_ms)):
+            _log.info(
+                "the fleet cannot be rolled back to KCL 2.x any more", extra={"action": "client_version_promoted"}
+            )
+            return None if self._items.update_client_version(promoted, found.client_version) else 0.0
         return self._judge_version(found)
 
     def _judge_version(self, found: ClientVersionState | None) -> float | None:
-        facts = MetadataFacts(
-            lease_table_exists=True,
-            lease_table_has_index=True,
-            coordinator_table_exists=True,
-            worker_metrics_table_exists=True,
-            client_version=None if found is None else found.client_version,
-        )
-        match decide_metadata_format(facts, self._settings.coordinator):
+        match judge_version(None if found is None else found.client_version, self._settings.coordinator):
             case Wait() as wait:
-                raise MetadataConflict(wait.reason)
+                raise FleetRolledBack(wait.reason)
             case Refuse() as refuse:
-                raise MetadataConflict(refuse.message)
-            case UseThreeTables(watch_client_version=True):
-                self._version_due_s = self._clock.monotonic() + WATCH_S
-                return WATCH_S
-        return None
+                # As Java: what is running goes on as it is.
+                _log.error("Migration3.0 not followed", extra={"action": "client_version", "error": refuse.message})
+            case None if found is None or found.client_version != VERSION_3X_WITH_ROLLBACK:
+                return None
+        self._version_due_s = self._clock.monotonic() + WATCH_S
+        return WATCH_S
 
     def _prepare(self) -> None:
-        facts, listing = self._look()
-        decision = self._decide(facts, listing)
+        facts = self._look()
+        decision = self._decide(facts)
         match decision:
             case CreateThreeTables():
-                self._create_tables(lease_table_existed=facts.lease_table_exists)
+                self._create(self._tables.coordinator, self._settings.coordinator_table.name)
+                self._create(self._tables.worker_metrics, self._settings.worker_metrics_table.name)
+                self._create_lease_table(existed=facts.lease_table_exists)
+                self._format.start("INIT")
+            case CreateSingleTable():
+                self._create_lease_table(existed=False)
+                self._format.start("COMPLETE")
             case UseThreeTables():
                 if decision.create_worker_metrics_table:
-                    self._create(self._metrics_table, self._settings.worker_metrics_table.name)
+                    self._create(self._tables.worker_metrics, self._settings.worker_metrics_table.name)
                 if decision.create_index:
                     self._lease_table.create_index()
+                self._format.start(decision.status)
             case UseSingleTable():
-                raise MetadataConflict(decision.message)
+                if decision.create_index:
+                    self._lease_table.create_index()
+                self._format.start("COMPLETE")
+                self._remove_left_over(facts)
             case Refuse():
                 raise decision.error
             case Observe() | Wait():
                 raise NotYet(decision.reason)
         if self._created and self._settings.lease_table.point_in_time_recovery:
             self._lease_table.enable_point_in_time_recovery()
+        _log.info("metadata format", extra={"action": "metadata_format", "status": self._format.live})
 
-    def _decide(self, facts: MetadataFacts, listing: LeaseListing) -> MetadataDecision:
+    def _decide(self, facts: MetadataFacts) -> MetadataDecision:
         if self._lost_create:
             verdict = judge_lost_create(
                 leader_in_coordinator_table=facts.coordinator_table_exists
-                and self._coordinator_table.read_lock() is not None,
-                leader_in_lease_table=LEADER_TYPE in listing.entity_types,
+                and self._tables.coordinator.read_lock() is not None,
+                leader_in_lease_table=LEADER_TYPE in facts.entity_types,
             )
-            if not isinstance(verdict, UseThreeTables):
+            if isinstance(verdict, UseThreeTables):
+                self._lost_create = False
+            else:
                 return verdict
-            self._lost_create = False
         return decide_metadata_format(facts, self._settings.coordinator)
 
-    def _look(self) -> tuple[MetadataFacts, LeaseListing]:
+    def _look(self) -> MetadataFacts:
         state = self._lease_table.describe()
         if state is not None and self._created is None:
             # Seen for the first time, and with its index: only a kcl-host creates them together.
@@ -151,18 +174,51 @@ class Metadata:
         if state is not None:
             self._require_ready(state)
         listing = LeaseListing(leases=()) if state is None else self._lease_table.list_leases()
-        coordinator = self._coordinator_table.exists()
-        version = self._coordinator_table.read_client_version() if coordinator else None
+        tables = self._tables
+        has_coordinator, has_metrics = tables.coordinator.exists(), tables.worker_metrics.exists()
+        migration = tables.migration.read() if has_coordinator else None
+        version = tables.coordinator.read_client_version() if has_coordinator else None
+        if version is None and state is not None:
+            version = tables.coordinator_in_lease_table.read_client_version()
+        moving = None if state is None else self._counters_moving(listing)
         return MetadataFacts(
             lease_table_exists=state is not None,
             lease_table_has_index=state is not None and state.index_status is not None,
             entity_types=listing.entity_types,
-            coordinator_table_exists=coordinator,
-            worker_metrics_table_exists=self._metrics_table.exists(),
-            table_migration_status=self._coordinator_table.read_table_migration_status() if coordinator else None,
+            workers_in_lease_table=any(self._is_active(worker) for worker in listing.workers.workers),
+            coordinator_table_exists=has_coordinator,
+            coordinator_table_used=self._created is True or (has_coordinator and self._is_used(has_metrics)),
+            worker_metrics_table_exists=has_metrics,
+            table_migration_status=None if migration is None else migration.status,
             client_version=None if version is None else version.client_version,
-            counters_moving=None if state is None else self._counters_moving(listing),
-        ), listing
+            counters_moving=moving,
+            watched_s=0.0 if self._watched is None else self._clock.monotonic() - self._watched[0],
+        )
+
+    def _is_used(self, has_metrics: bool) -> bool:
+        if self._tables.migration.list_items():
+            return True
+        found = self._tables.worker_metrics.list_workers() if has_metrics else WorkerListing()
+        return bool(found.workers or found.undecodable)
+
+    def _is_active(self, worker: WorkerMetricStats) -> bool:
+        activity = judge_worker(worker, self._clock.wall(), self._settings.worker_metrics)
+        return activity not in ("inactive", "leaving")
+
+    def _remove_left_over(self, facts: MetadataFacts) -> None:
+        """Tables of three beside a single table, in which there is nothing: a Java worker would lead by them."""
+        if facts.coordinator_table_exists and not facts.coordinator_table_used:
+            for table, name in self._created_beside:
+                _log.warning(
+                    "another worker has made this application one of a single table; deleting the empty table",
+                    extra={"action": "table_deleted", "table": name},
+                )
+                table.delete_table()
+            if not self._created_beside:
+                _log.warning(
+                    "an empty table beside a single table: delete it, or a Java worker may start as a second leader",
+                    extra={"action": "table_left_over", "table": self._settings.coordinator_table.name},
+                )
 
     def _counters_moving(self, listing: LeaseListing) -> bool | None:
         """Whether somebody renewed or created a lease since the first look; None until that is longer ago than a lease
@@ -174,13 +230,12 @@ class Metadata:
         since_s, before = self._watched
         if any(counter > before.get(key, -1) for key, counter in counters.items()):
             return True
-        return False if now_s - since_s > self._settings.lease.failover_s else None
+        limit_s = self._settings.lease.failover_s if counters else UNUSED_S
+        return False if now_s - since_s > limit_s else None
 
-    def _create_tables(self, *, lease_table_existed: bool) -> None:
-        """CoordinatorState and WorkerMetricStats first: who creates the lease table decides the format."""
-        self._create(self._coordinator_table, self._settings.coordinator_table.name)
-        self._create(self._metrics_table, self._settings.worker_metrics_table.name)
-        if lease_table_existed:
+    def _create_lease_table(self, *, existed: bool) -> None:
+        """After the other two, if there are to be three: who creates the lease table decides the format."""
+        if existed:
             # It was a 2.x application's, which has no index.
             self._lease_table.create_index()
             return
@@ -202,6 +257,7 @@ class Metadata:
 
     def _create(self, table: CoordinatorTable | WorkerMetricsTable, name: str) -> None:
         if not table.exists() and table.create_table():
+            self._created_beside.append((table, name))
             _log.info("table created", extra={"action": "table_created", "table": name})
 
     def _require_ready(self, state: TableState | None) -> None:

@@ -6,12 +6,16 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
 
 from kcl_host.config.settings import WorkerMetricsSettings
 from kcl_host.decisions.worker_activity import LEAVING
 from kcl_host.errors import RetryLater, TwinWorker
 from kcl_host.model.worker import WorkerMetricStats
 from kcl_host.ports import Clock, NewLock, WorkerMetricsTable
+
+SUPPORT_CODE: Final = 1
+"""SINGLE_TABLE_MIGRATION: the promise of spec migration 5, (a) to (e), renewed with each report."""
 
 
 class WorkerReport:
@@ -98,6 +102,8 @@ class WorkerReport:
                 last_update_s=last_update_s,
                 metric_stats={name: list(values) for name, values in self._values.items()},
                 operating_range={name: [self._settings.operating_range_percent(name)] for name in self._values},
+                support_code=SUPPORT_CODE,
+                support_code_update_s=last_update_s,
                 properties=self._properties,
             )
         )

@@ -15,6 +15,14 @@ import msgspec
 
 from kcl_host.config.settings import CoordinatorSettings
 from kcl_host.decisions.rng import Rng
+from kcl_host.decisions.table_migration import (
+    HISTORY,
+    KNOWN_STATUSES,
+    STATUS_DEPLOYED,
+    STATUS_INIT,
+    LocalStatus,
+    local_status,
+)
 from kcl_host.errors import ConfigurationError, KclHostError, MetadataConflict
 from kcl_host.model.state import ClientVersionState, VersionHistoryEntry
 
@@ -25,26 +33,33 @@ VERSION_UPGRADE_FROM_2X: Final = "CLIENT_VERSION_UPGRADE_FROM_2X"
 VERSION_3X_WITH_ROLLBACK: Final = "CLIENT_VERSION_3X_WITH_ROLLBACK"
 VERSION_3X: Final = "CLIENT_VERSION_3X"
 
-_LEASE: Final = "LEASE"
-_COMPLETE: Final = "TABLE_MIGRATION_STATUS_COMPLETE"
+LEADER_TYPE: Final = "LEADER"
+"""entityType of a leader lock."""
+UNUSED_S: Final = 60.0
+"""So long tables without any item may be those of a worker that is just starting; later they are nobody's."""
 
 
 class MetadataFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the tables show at start.
 
     `entity_types` are those seen on rows of the lease table, empty when nobody looked; `table_migration_status` and
-    `client_version` are `tm` and `cv` of their items, None without item. `counters_moving`: whether some lease counter
-    grew while they were watched for longer than failoverTimeMillis; None when nobody watched yet.
+    `client_version` are `tm` and `cv` of their items, None without item. `coordinator_table_used`: whether there is any
+    item in it, or in WorkerMetricStats. `workers_in_lease_table`: whether workers report there at present.
+    `counters_moving`: whether some lease counter grew while they were watched for longer than failoverTimeMillis (for
+    UNUSED_S where there is no lease); None when nobody watched yet. `watched_s`: time since the first look, in seconds.
     """
 
     lease_table_exists: bool
     lease_table_has_index: bool = False
     entity_types: frozenset[str] = frozenset()
+    workers_in_lease_table: bool = False
     coordinator_table_exists: bool = False
+    coordinator_table_used: bool = True
     worker_metrics_table_exists: bool = False
     table_migration_status: str | None = None
     client_version: str | None = None
     counters_moving: bool | None = None
+    watched_s: float = 0.0
 
 
 class CreateThreeTables(msgspec.Struct, frozen=True):
@@ -54,18 +69,24 @@ class CreateThreeTables(msgspec.Struct, frozen=True):
     """
 
 
-class UseThreeTables(msgspec.Struct, frozen=True, kw_only=True):
-    """Go on. `watch_client_version`: the fleet may still be rolled back, so read Migration3.0 once a minute."""
+class CreateSingleTable(msgspec.Struct, frozen=True):
+    """Create the lease table with its index, and nothing else. A lost creation is judged as for three tables."""
 
+
+class UseThreeTables(msgspec.Struct, frozen=True, kw_only=True):
+    """Go on as `status`. `watch_client_version`: the fleet may be rolled back, so read Migration3.0 once a minute."""
+
+    status: LocalStatus = "INIT"
     create_worker_metrics_table: bool = False
     create_index: bool = False
     watch_client_version: bool = False
 
 
-class UseSingleTable(msgspec.Struct, frozen=True):
-    """The format of KCL 3.5. Not written yet, hence to be refused with `message` (MetadataConflict)."""
+class UseSingleTable(msgspec.Struct, frozen=True, kw_only=True):
+    """Go on with everything in the lease table, the format of KCL 3.5."""
 
-    message: str
+    create_index: bool = False
+    watch_client_version: bool = False
 
 
 class Observe(msgspec.Struct, frozen=True):
@@ -92,17 +113,12 @@ class Refuse(msgspec.Struct, frozen=True, kw_only=True):
         return (MetadataConflict if self.because == "conflict" else ConfigurationError)(self.message)
 
 
-MetadataDecision = CreateThreeTables | UseThreeTables | UseSingleTable | Observe | Wait | Refuse
-
-_SINGLE_TABLE_LATER: Final = (
-    "This version of kcl-host does not support the single-table format of KCL 3.5 yet; "
-    "run such an application with Java KCL 3.5."
-)
+MetadataDecision = CreateThreeTables | CreateSingleTable | UseThreeTables | UseSingleTable | Observe | Wait | Refuse
 
 
 def decide_metadata_format(facts: MetadataFacts, settings: CoordinatorSettings) -> MetadataDecision:
     """How this worker may use the tables it found. Raises nothing."""
-    return _refused_version(facts, settings) or _decide_tables(facts, settings)
+    return judge_version(facts.client_version, settings) or _decide_tables(facts, settings)
 
 
 def judge_lost_create(*, leader_in_coordinator_table: bool, leader_in_lease_table: bool) -> MetadataDecision:
@@ -110,9 +126,7 @@ def judge_lost_create(*, leader_in_coordinator_table: bool, leader_in_lease_tabl
     if leader_in_coordinator_table and leader_in_lease_table:
         return Refuse(message=_SPLIT_BRAIN)
     if leader_in_lease_table:
-        return UseSingleTable(
-            f"Another worker created this application in the single-table format. {_SINGLE_TABLE_LATER}"
-        )
+        return UseSingleTable()
     if leader_in_coordinator_table:
         return UseThreeTables()
     return Wait("another worker created the lease table at the same moment; waiting for its leader to show its format")
@@ -136,6 +150,28 @@ def client_version_delay_s(rng: Rng) -> float:
     return 60.0 + 60.0 * rng.random()
 
 
+def promoted_client_version(
+    found: ClientVersionState, settings: CoordinatorSettings, worker_id: str, now_ms: int
+) -> ClientVersionState | None:
+    """Migration3.0 when this worker ends the time in which the fleet may be rolled back; None: that is not its to do.
+
+    Java's workers do it by their default configuration (spec migration 1.2); ours only where the operator has written
+    clientVersionConfig = CLIENT_VERSION_CONFIG_3X.
+    """
+    may = settings.client_version_is_explicit and settings.client_version_config == "CLIENT_VERSION_CONFIG_3X"
+    if found.client_version != VERSION_3X_WITH_ROLLBACK or not may:
+        return None
+    before = VersionHistoryEntry(
+        client_version=found.client_version, modified_by=found.modified_by, modified_ms=found.modified_ms
+    )
+    return ClientVersionState(
+        client_version=VERSION_3X,
+        modified_by=worker_id,
+        modified_ms=now_ms,
+        history=(before, *found.history)[:HISTORY],
+    )
+
+
 def should_create_client_version(fresh: ClientVersionState | None, settings: CoordinatorSettings) -> bool:
     """Whether to create Migration3.0 now; `fresh` is a read made for this question, None when there is no item."""
     return fresh is None and settings.client_version_config == "CLIENT_VERSION_CONFIG_3X"
@@ -147,9 +183,8 @@ _SPLIT_BRAIN: Final = (
 )
 
 
-def _refused_version(facts: MetadataFacts, settings: CoordinatorSettings) -> Wait | Refuse | None:
-    """What the state of the 2.x to 3.x migration forbids; None when it forbids nothing."""
-    version = facts.client_version
+def judge_version(version: str | None, settings: CoordinatorSettings) -> Wait | Refuse | None:
+    """What `cv` of Migration3.0 forbids, None without item; None when it forbids nothing (spec migration 1.5)."""
     if version is None:
         if settings.client_version_config == "CLIENT_VERSION_CONFIG_3X":
             return None
@@ -166,12 +201,14 @@ def _refused_version(facts: MetadataFacts, settings: CoordinatorSettings) -> Wai
 
 
 def _decide_tables(facts: MetadataFacts, settings: CoordinatorSettings) -> MetadataDecision:
-    single_asked = settings.metadata_table_format == "single"
     if facts.coordinator_table_exists:
-        return _beside_coordinator_table(facts, single_asked)
+        return _beside_coordinator_table(facts, settings)
     if not facts.lease_table_exists:
-        if single_asked:
-            return UseSingleTable(f"metadataTableFormat = single was asked for. {_SINGLE_TABLE_LATER}")
+        # A new application whose workers are to move everything into the lease table may as well begin there.
+        if settings.metadata_table_format == "single" or (
+            settings.migrate_all_entities and settings.metadata_table_format == "auto"
+        ):
+            return CreateSingleTable()
         return CreateThreeTables()
     if facts.entity_types or facts.lease_table_has_index:
         if settings.metadata_table_format == "three":
@@ -180,31 +217,50 @@ def _decide_tables(facts: MetadataFacts, settings: CoordinatorSettings) -> Metad
                 "and its lease table bears the marks of KCL 3.5's single-table format. Creating the other tables "
                 "would make a second leader."
             )
-        return UseSingleTable(f"This application uses the single-table format. {_SINGLE_TABLE_LATER}")
+        return _single(facts)
     return _beside_bare_lease_table(facts, settings)
 
 
-def _beside_coordinator_table(facts: MetadataFacts, single_asked: bool) -> MetadataDecision:
+def _single(facts: MetadataFacts) -> UseSingleTable:
+    return UseSingleTable(
+        create_index=not facts.lease_table_has_index,
+        watch_client_version=facts.client_version == VERSION_3X_WITH_ROLLBACK,
+    )
+
+
+def _beside_coordinator_table(facts: MetadataFacts, settings: CoordinatorSettings) -> MetadataDecision:
     status = facts.table_migration_status
-    if status == _COMPLETE:
-        return UseSingleTable(f"This application has moved to the single-table format. {_SINGLE_TABLE_LATER}")
-    if status is not None:
+    if status is not None and status not in KNOWN_STATUSES:
         return Refuse(
-            message=f"A migration to KCL 3.5's single-table format is under way (TableMigration3.5 says {status}), "
-            "and kcl-host cannot take part in it yet."
+            message=f"The item TableMigration3.5 says {status!r}, which this version of kcl-host does not know."
         )
-    if facts.entity_types - {_LEASE}:
+    local = local_status(status, migrate_all=settings.migrate_all_entities)
+    if local == "COMPLETE":
+        return _single(facts)
+    if not facts.coordinator_table_used and facts.lease_table_exists:
+        if LEADER_TYPE in facts.entity_types:
+            return _single(facts)  # Left over by a worker that wanted three tables and came too late.
+        if facts.watched_s < UNUSED_S:
+            return Wait("tables without any item: waiting for the worker that is creating them to show its format")
+    if LEADER_TYPE in facts.entity_types or (status in (None, STATUS_INIT) and facts.workers_in_lease_table):
         return Refuse(message=_SPLIT_BRAIN)
-    if single_asked:
+    if local is None:
+        return Refuse(
+            because="configuration",
+            message="migrateAllEntitiesToLeaseTable = true must wait until TableMigration3.5 says "
+            f"{STATUS_DEPLOYED} (it says {status or 'nothing yet'}): deploy the fleet without it first.",
+        )
+    if settings.metadata_table_format == "single":
         return Refuse(
             because="configuration",
             message="metadataTableFormat = single was asked for, but this application has a CoordinatorState table. "
-            "Leave the key out.",
+            "Leave the key out; migrateAllEntitiesToLeaseTable is the way from one format to the other.",
         )
     if not facts.lease_table_exists:
         return CreateThreeTables()
     return UseThreeTables(
-        create_worker_metrics_table=not facts.worker_metrics_table_exists,
+        status=local,
+        create_worker_metrics_table=not facts.worker_metrics_table_exists and local != "PENDING",
         create_index=not facts.lease_table_has_index,
         watch_client_version=facts.client_version == VERSION_3X_WITH_ROLLBACK,
     )
@@ -221,9 +277,10 @@ def _beside_bare_lease_table(facts: MetadataFacts, settings: CoordinatorSettings
     if settings.metadata_table_format == "three":
         return CreateThreeTables()
     if settings.metadata_table_format == "single":
-        return UseSingleTable(f"metadataTableFormat = single was asked for. {_SINGLE_TABLE_LATER}")
+        return _single(facts)
     return Refuse(
         because="configuration",
         message="The lease table exists without the other tables of KCL 3.x, and nobody renews its leases. If it "
-        "belongs to a stopped KCL 2.x application that kcl-host is to continue, set metadataTableFormat = three.",
+        "belongs to a stopped KCL 2.x application that kcl-host is to continue, set metadataTableFormat = three, or "
+        "single where all its workers will be of KCL 3.5.",
     )

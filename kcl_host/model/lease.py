@@ -8,6 +8,7 @@ import msgspec
 
 from kcl_host.model.sequence import ExtendedSequenceNumber
 from kcl_host.model.shard import HashKeyRange, StreamIdentifier
+from kcl_host.model.worker import WorkerListing
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +59,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseListing(msgspec.Struct, frozen=True, kw_only=True):
-    """Every lease a scan found, rows of other entity types left out.
+    """Every lease a scan found, and the workers that have their metrics in the lease table (KCL 3.5).
 
     `undecodable` names the rows that should be leases and are not valid ones; `entity_types` is the set of
     `entityType` values seen on any row (rows without the attribute add nothing).
@@ -67,6 +68,7 @@ class LeaseListing(msgspec.Struct, frozen=True, kw_only=True):
     leases: tuple[Lease, ...]
     undecodable: tuple[str, ...] = ()
     entity_types: frozenset[str] = frozenset()
+    workers: WorkerListing = WorkerListing()
 
 
 class WriteOutcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,3 +26,10 @@ class WorkerMetricStats(msgspec.Struct, frozen=True, kw_only=True):
     support_code: int | None = None
     support_code_update_s: int | None = None
     properties: dict[str, str] = {}
+
+
+class WorkerListing(msgspec.Struct, frozen=True, kw_only=True):
+    """Every worker a scan found; `undecodable` are the ids of rows that are no valid worker metric stats."""
+
+    workers: tuple[WorkerMetricStats, ...] = ()
+    undecodable: tuple[str, ...] = ()

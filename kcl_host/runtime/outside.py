@@ -15,13 +15,15 @@ from kcl_host.aws.clients import clients_for
 from kcl_host.aws.coordinator_table import DynamoDbCoordinatorTable
 from kcl_host.aws.kinesis import KinesisStream
 from kcl_host.aws.lease_table import DynamoDbLeaseTable
-from kcl_host.aws.worker_metrics_table import DynamoDbWorkerMetricsTable
+from kcl_host.aws.table_migration import DynamoDbTableMigration
+from kcl_host.aws.worker_metrics_table import LEASE_KEY, DynamoDbWorkerMetricsTable
 from kcl_host.child.process import child_environment, start_child
 from kcl_host.child.stderr import level_of
 from kcl_host.config.settings import Settings
+from kcl_host.coordination.metadata_tables import MetadataTables
 from kcl_host.log import CHILD, bind
 from kcl_host.observe.load import LoadSampler
-from kcl_host.ports import Child, Clock, CoordinatorTable, LeaseTable, Stream, Threads, WorkerMetricsTable
+from kcl_host.ports import Child, Clock, LeaseTable, Stream, Threads
 from kcl_host.runtime.threads import SystemThreads
 
 
@@ -34,8 +36,7 @@ class Outside:
     threads: Threads
     stream: Stream
     lease_table: LeaseTable
-    coordinator_table: CoordinatorTable
-    worker_metrics_table: WorkerMetricsTable
+    metadata_tables: MetadataTables
     sample_load: Callable[[], float | None]
     """Measures the load of this host; seconds until the next time, None when it reports no metrics."""
     drain_load: Callable[[], dict[str, float]]
@@ -85,8 +86,17 @@ def connect(settings: Settings, *, environ: Mapping[str, str], clock: Clock, rng
         lease_table=DynamoDbLeaseTable(
             clients.dynamodb, settings.lease_table, scan_segments=settings.lease.scan_segments
         ),
-        coordinator_table=DynamoDbCoordinatorTable(clients.dynamodb, settings.coordinator_table),
-        worker_metrics_table=DynamoDbWorkerMetricsTable(clients.dynamodb, settings.worker_metrics_table),
+        metadata_tables=MetadataTables(
+            coordinator=DynamoDbCoordinatorTable(clients.dynamodb, settings.coordinator_table),
+            worker_metrics=DynamoDbWorkerMetricsTable(clients.dynamodb, settings.worker_metrics_table),
+            coordinator_in_lease_table=DynamoDbCoordinatorTable(
+                clients.dynamodb, settings.lease_table, key_attribute=LEASE_KEY
+            ),
+            worker_metrics_in_lease_table=DynamoDbWorkerMetricsTable(
+                clients.dynamodb, settings.lease_table, key_attribute=LEASE_KEY
+            ),
+            migration=DynamoDbTableMigration(clients.dynamodb, settings.coordinator_table, settings.lease_table),
+        ),
         sample_load=sampler.run_once,
         drain_load=sampler.drain_average,
         start_child=start,

@@ -24,12 +24,21 @@ from kcl_host.coordination.held_leases import HeldLease, HeldLeases
 from kcl_host.coordination.leader import Assigner
 from kcl_host.coordination.lease_cleanup import LeaseCleanup
 from kcl_host.coordination.metadata import Metadata, NotYet
+from kcl_host.coordination.metadata_tables import CoordinatorItems, Format, WorkerMetrics
 from kcl_host.coordination.renewal import Renewal
 from kcl_host.coordination.shard_end import ShardEnd
 from kcl_host.coordination.shard_sync import ShardSync, ShardSyncFailed
+from kcl_host.coordination.table_migration import FOLLOWING_S, TableMigration
 from kcl_host.coordination.worker_report import WorkerReport
 from kcl_host.decisions.consumer_state import ShutdownReason
-from kcl_host.errors import DrainDeadlineExceeded, KclHostError, MetadataConflict, RetryLater, TwinWorker
+from kcl_host.errors import (
+    DrainDeadlineExceeded,
+    FleetRolledBack,
+    KclHostError,
+    MetadataConflict,
+    RetryLater,
+    TwinWorker,
+)
 from kcl_host.log import CHILD, bind
 from kcl_host.model.lease import Lease
 from kcl_host.model.shard import StreamIdentifier
@@ -129,7 +138,9 @@ class Supervisor:
             except Exception as error:
                 failure = error  # What was started must be stopped in order all the same.
             self._phase = "STOPPING"
-            exceeded = self._drain(give_away=not isinstance(failure, TwinWorker))
+            exceeded = self._drain(
+                give_away=not isinstance(failure, TwinWorker), name_owners=not isinstance(failure, FleetRolledBack)
+            )
         except StoppedAtOnce:
             join_s = 0.0
             raise
@@ -147,19 +158,23 @@ class Supervisor:
         settings, outside, worker_id = self._settings, self._outside, self._settings.worker_id
         clock, rng, threads = outside.clock, outside.rng, outside.threads
         self._stream, self._lease_table = outside.stream, outside.lease_table
-        metrics_table = outside.worker_metrics_table
-        self._metadata = Metadata(self._lease_table, outside.coordinator_table, metrics_table, settings, clock, rng)
+        tables, format = outside.metadata_tables, Format()
+        coordinator_table, metrics_table = CoordinatorItems(tables, format), WorkerMetrics(tables, format)
+        self._metadata = Metadata(self._lease_table, tables, coordinator_table, format, settings, clock, rng)
         self._report = WorkerReport(
             metrics_table, worker_id, settings.worker_metrics, clock, outside.drain_load, threads.lock
         )
         self._election = Election(
-            outside.coordinator_table,
+            coordinator_table,
             worker_id,
             settings.lock,
             clock,
             outside.new_id,
             threads.lock,
             on_change=self._wake_leader,
+        )
+        self._table_migration = TableMigration(
+            tables.migration, metrics_table, self._election, format, worker_id, settings, clock, threads.lock
         )
         self._held_leases = HeldLeases(
             self._lease_table,
@@ -181,6 +196,7 @@ class Supervisor:
             clock,
             rng,
             on_assigned_to_self=self._assigned_to_self,
+            on_listing=self._table_migration.note,
             for_each=threads.for_each,
         )
         self._departure = Departure(
@@ -301,7 +317,8 @@ class Supervisor:
         self._periodic("discovery", self._discovery.run_once)
         self._periodic("audit", self._auditor.run_once)
         self._periodic("cleanup", self._cleanup.run_once)
-        self._periodic("client-version", self._metadata.run_once, fatal=(MetadataConflict,))
+        self._periodic("client-version", self._metadata.run_once, fatal=(MetadataConflict, FleetRolledBack))
+        self._periodic("table-migration", self._table_migration.run_once, first_in_s=FOLLOWING_S)
         # Workers of one host must not all measure at the same moment.
         first_s = self._settings.worker_metrics.capture_interval_s * self._outside.rng.random()
         self._periodic("load", self._outside.sample_load, first_in_s=first_s)
@@ -360,8 +377,11 @@ class Supervisor:
         if not self._election.is_leader():
             self._synced = False
         elif not self._synced:
-            self._sync_shards()
-            self._synced = True
+            # The lock that we hold may be of a table that the fleet has left: seen before anything is done with it.
+            self._table_migration.look()
+            if self._election.is_leader():
+                self._sync_shards()
+                self._synced = True
         self._lead_again_s = self._assigner.run_once()
         return self._lead_again_s
 
@@ -452,10 +472,22 @@ class Supervisor:
 
     # Stop (DESIGN.md 4.2)
 
-    def _drain(self, *, give_away: bool) -> DrainDeadlineExceeded | None:
-        """Ends every consumer within shutdownGraceMillis, or soon after; what could not be done in time, or None."""
+    def _drain(self, *, give_away: bool, name_owners: bool) -> DrainDeadlineExceeded | None:
+        """Ends every consumer within shutdownGraceMillis, or soon after; what could not be done in time, or None.
+
+        Without `name_owners` the leases are left without owner: workers of KCL 2.x take what they find so.
+        """
         deadline_s = self._clock.monotonic() + self._settings.coordinator.shutdown_grace_s
-        for name in ("lead", "election", "discovery", "audit", "cleanup", "client-version", "report"):
+        for name in (
+            "lead",
+            "election",
+            "discovery",
+            "audit",
+            "cleanup",
+            "client-version",
+            "table-migration",
+            "report",
+        ):
             if name in self._periodics:
                 self._periodics[name].stop()
         _attempt("announce that this worker leaves", self._report.announce_leaving)
@@ -465,14 +497,14 @@ class Supervisor:
             if name in self._periodics:
                 self._periodics[name].join(LAST_TURN_S)
         reason = ShutdownReason.REQUESTED if give_away else ShutdownReason.LEASE_LOST
-        if give_away and self._threads:
+        if give_away and name_owners and self._threads:
             _attempt("name the next owners of the leases", self._name_next_owners)
         for consumer in self._consumers.values():
             consumer.stop(reason)
         exceeded = None if self._await_consumers(deadline_s) else self._finish_now()
         if give_away:
             self._release_the_rest()
-            _attempt("pass on what arrived meanwhile", self._pass_on_late_arrivals)
+            _attempt("pass on what arrived meanwhile", partial(self._pass_on_late_arrivals, name_owners))
             _attempt("expire the metrics of this worker", self._report.expire)
         return exceeded
 
@@ -518,11 +550,11 @@ class Supervisor:
         for held in self._held_leases.all():
             _attempt("release a lease", partial(self._held_leases.give_away, held))
 
-    def _pass_on_late_arrivals(self) -> None:
+    def _pass_on_late_arrivals(self, name_owners: bool) -> None:
         """What was given to us while we stopped. Leases still pending to us are their old owners' to redirect."""
         arrived = [lease for lease in self._discovery.leases_named_ours() if not lease.is_handover_pending]
         if arrived:
-            to = self._departure.next_owners(arrived)
+            to = self._departure.next_owners(arrived) if name_owners else {}
             for lease in arrived:
                 write = partial(self._lease_table.assign, to=to[lease.lease_key]) if lease.lease_key in to else None
                 _attempt("pass on a late arrival", partial(write or self._lease_table.evict, lease))

@@ -107,8 +107,9 @@ class Meter:
     def __init__(self, fleet: Fleet) -> None:
         self.counts: Counter[tuple[str, str, str]] = Counter()
         fleet.lease_table.faults = self._count("lease", fleet.lease_table.faults)
-        fleet.coordinator_table.faults = self._count("coordinator", fleet.coordinator_table.faults)
-        fleet.metrics_table.faults = self._count("metrics", fleet.metrics_table.faults)
+        fleet.metadata.coordinator.faults = self._count("coordinator", fleet.metadata.coordinator.faults)
+        fleet.metadata.migration.faults = self._count("coordinator", fleet.metadata.migration.faults)
+        fleet.metadata.metrics.faults = self._count("metrics", fleet.metadata.metrics.faults)
 
     def _count(self, table: str, plan: FaultPlan) -> FaultPlan:
         def counted(operation: str, key: str) -> Fault | None:
@@ -134,7 +135,7 @@ def measure(leases: int, workers: int, hours: float = 1.0, settings: Settings | 
         fleet.run(hours * HOUR_S)
     assert fleet.observer.moves == moves, f"{fleet.observer.moves - moves} leases moved"
     assert len(fleet.leaders()) == 1 and len(fleet.live) == workers
-    rows = rows_of(fleet.lease_table.rows.values(), fleet.metrics_table.rows.values())
+    rows = rows_of(fleet.lease_table.rows.values(), fleet.metadata.metrics.rows.values())
     assert len(rows.lease) == leases and len(rows.index) == workers
     read_by_batch = fleet.lease_table.read_units["get_all"] - read_by_batch
     lines = _lines(meter.counts, rows, read_by_batch, hours)
@@ -163,6 +164,8 @@ def _lines(counts: Counter[tuple[str, str, str]], rows: Rows, read_by_batch: flo
         ("metrics", "get"): lambda _: CONSISTENT_GET,
         ("coordinator", "heartbeat_lock"): lambda _: update(1),
         ("coordinator", "read_lock"): lambda _: CONSISTENT_GET,
+        ("coordinator", "read_table_migration"): lambda _: CONSISTENT_GET,
+        ("coordinator", "update_table_migration"): lambda _: update(1),
     }
     by_operation: dict[tuple[str, str], list[Units]] = {}
     for (table, operation, key), n in counts.items():

@@ -13,15 +13,17 @@ from typing import Any
 import botocore.session
 import pytest
 from botocore.config import Config
-from contract_engines import DynamoDb, Tables
+from contract_engines import DynamoDb, Migration, Place, Tables
 
 from kcl_host.aws.coordinator_table import DynamoDbCoordinatorTable
 from kcl_host.aws.kinesis import install_fast_get_records
+from kcl_host.aws.table_migration import DynamoDbTableMigration
 from kcl_host.aws.worker_metrics_table import DynamoDbWorkerMetricsTable
 from kcl_host.ports import CoordinatorTable, LeaseTable, WorkerMetricsTable
 from tests.fakes.clock import FakeClock
 from tests.fakes.coordinator_table import InMemoryCoordinatorTable
 from tests.fakes.lease_table import InMemoryLeaseTable
+from tests.fakes.metadata import InMemoryMetadata
 from tests.fakes.worker_metrics_table import InMemoryWorkerMetricsTable
 
 _KEYS = {"region_name": "us-east-1", "aws_access_key_id": "key", "aws_secret_access_key": "secret"}
@@ -98,8 +100,9 @@ def tables(request: pytest.FixtureRequest) -> Tables:
     if request.param == "memory":
         return Tables(
             lambda: InMemoryLeaseTable(FakeClock()),
-            lambda: InMemoryCoordinatorTable(FakeClock()),
-            lambda: InMemoryWorkerMetricsTable(FakeClock()),
+            lambda place: InMemoryCoordinatorTable(FakeClock()),
+            lambda place: InMemoryWorkerMetricsTable(FakeClock()),
+            _migration_in_memory,
         )
     return _tables_of(_engine(request))
 
@@ -109,14 +112,19 @@ def lease_table(tables: Tables) -> LeaseTable:
     return tables.lease_table()
 
 
-@pytest.fixture
-def coordinator_table(tables: Tables) -> CoordinatorTable:
-    return tables.coordinator_table()
+@pytest.fixture(params=["of its own", "in the lease table"])
+def coordinator_table(tables: Tables, request: pytest.FixtureRequest) -> CoordinatorTable:
+    return tables.coordinator_table(request.param)
+
+
+@pytest.fixture(params=["of its own", "in the lease table"])
+def worker_metrics_table(tables: Tables, request: pytest.FixtureRequest) -> WorkerMetricsTable:
+    return tables.worker_metrics_table(request.param)
 
 
 @pytest.fixture
-def worker_metrics_table(tables: Tables) -> WorkerMetricsTable:
-    return tables.worker_metrics_table()
+def migration(tables: Tables) -> Migration:
+    return tables.migration()
 
 
 def _engine(request: pytest.FixtureRequest) -> DynamoDb:
@@ -129,15 +137,38 @@ def _client(endpoint_url: str) -> Any:
     return session.create_client("dynamodb", endpoint_url=endpoint_url, config=_ON_LOOPBACK, **_KEYS)
 
 
+def _migration_in_memory() -> Migration:
+    clock = FakeClock()
+    metadata = InMemoryMetadata(clock, InMemoryLeaseTable(clock), coordinator=True)
+    return Migration(metadata.migration, metadata.coordinator, metadata.coordinator_in_lease_table)
+
+
 def _tables_of(dynamodb: DynamoDb) -> Tables:
-    def coordinator_table() -> CoordinatorTable:
-        table = DynamoDbCoordinatorTable(dynamodb.client, dynamodb.settings())
+    client = dynamodb.client
+
+    def coordinator_table(place: Place) -> CoordinatorTable:
+        if place == "in the lease table":
+            dynamodb.lease_table_of(settings := dynamodb.settings())
+            return DynamoDbCoordinatorTable(client, settings, key_attribute="leaseKey")
+        table = DynamoDbCoordinatorTable(client, dynamodb.settings())
         assert table.create_table()
         return table
 
-    def worker_metrics_table() -> WorkerMetricsTable:
-        table = DynamoDbWorkerMetricsTable(dynamodb.client, dynamodb.settings())
+    def worker_metrics_table(place: Place) -> WorkerMetricsTable:
+        if place == "in the lease table":
+            dynamodb.lease_table_of(settings := dynamodb.settings())
+            return DynamoDbWorkerMetricsTable(client, settings, key_attribute="leaseKey")
+        table = DynamoDbWorkerMetricsTable(client, dynamodb.settings())
         assert table.create_table()
         return table
 
-    return Tables(dynamodb.lease_table, coordinator_table, worker_metrics_table)
+    def migration() -> Migration:
+        own, lease_table = dynamodb.settings(), dynamodb.settings()
+        dynamodb.lease_table_of(lease_table)
+        legacy = DynamoDbCoordinatorTable(client, own)
+        assert legacy.create_table()
+        in_lease_table = DynamoDbCoordinatorTable(client, lease_table, key_attribute="leaseKey")
+        items = DynamoDbTableMigration(client, own, lease_table)
+        return Migration(items, legacy, in_lease_table, dynamodb.require)
+
+    return Tables(dynamodb.lease_table, coordinator_table, worker_metrics_table, migration)

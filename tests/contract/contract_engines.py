@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import pytest
 
 from kcl_host.aws.lease_table import DynamoDbLeaseTable
 from kcl_host.config.settings import TableSettings
-from kcl_host.ports import CoordinatorTable, LeaseTable, WorkerMetricsTable
+from kcl_host.ports import CoordinatorTable, LeaseTable, TableMigrationItems, WorkerMetricsTable
 
 _names = (f"contract-{n}" for n in itertools.count())
 
@@ -32,6 +32,7 @@ DEVIATIONS: Final[dict[str, dict[str, str]]] = {
         "backups": "UpdateContinuousBackups: UnknownOperationException",
         "deletion protection": "CreateTable takes it, DescribeTable leaves it out, DeleteTable deletes",
         "index added later": "UpdateTable answers 200 (ValidationException without a throughput), no index comes of it",
+        "transactions": "TransactWriteItems: UnknownOperationException",
         "old item of a refused write": "ReturnValuesOnConditionCheckFailure is taken, no Item is answered",
     },
 }
@@ -48,7 +49,10 @@ class DynamoDb(msgspec.Struct):
 
     def lease_table(self, **settings: Any) -> DynamoDbLeaseTable:
         """A new one, empty and ready; creating does not wait for that."""
-        table = DynamoDbLeaseTable(self.client, self.settings(**settings))
+        return self.lease_table_of(self.settings(**settings))
+
+    def lease_table_of(self, settings: TableSettings) -> DynamoDbLeaseTable:
+        table = DynamoDbLeaseTable(self.client, settings)
         assert table.create_table()
         self.wait_until_active(table, index="ACTIVE")
         return table
@@ -65,9 +69,22 @@ class DynamoDb(msgspec.Struct):
             pytest.skip(f"{self.name}: {evidence}")
 
 
+Place = Literal["of its own", "in the lease table"]
+
+
 class Tables(msgspec.Struct):
     """Makes the tables of one engine. They exist and are empty."""
 
     lease_table: Callable[[], LeaseTable]
-    coordinator_table: Callable[[], CoordinatorTable]
-    worker_metrics_table: Callable[[], WorkerMetricsTable]
+    coordinator_table: Callable[[Place], CoordinatorTable]
+    worker_metrics_table: Callable[[Place], WorkerMetricsTable]
+    migration: Callable[[], Migration]
+
+
+class Migration(msgspec.Struct):
+    """Two places for coordinator items, and what moves them; `require` skips what the engine cannot do."""
+
+    items: TableMigrationItems
+    legacy: CoordinatorTable
+    in_lease_table: CoordinatorTable
+    require: Callable[[str], None] = lambda feature: None

@@ -89,10 +89,6 @@ def test_the_client_version_is_created_once(
     assert coordinator_table.read_lock() is None
 
 
-def test_no_table_migration(coordinator_table: CoordinatorTable) -> None:
-    assert coordinator_table.read_table_migration_status() is None
-
-
 def test_the_coordinator_table_is_there(coordinator_table: CoordinatorTable) -> None:
     assert coordinator_table.exists()
     assert not coordinator_table.create_table()
@@ -112,7 +108,8 @@ def test_a_worker_reports_and_is_listed(worker_metrics_table: WorkerMetricsTable
     other = WorkerMetricStats(worker_id="w2", last_update_s=7, properties={"state": "TERMINATING"})
     worker_metrics_table.put(STATS)
     worker_metrics_table.put(other)
-    workers, undecodable = worker_metrics_table.list_workers()
+    listing = worker_metrics_table.list_workers()
+    workers, undecodable = list(listing.workers), list(listing.undecodable)
     assert sorted(workers, key=lambda w: w.worker_id) == [STATS, other]
     assert undecodable == []
     assert worker_metrics_table.get("w1") == STATS

@@ -12,6 +12,7 @@ from contract_engines import DynamoDb
 
 from kcl_host.aws.coordinator_table import DynamoDbCoordinatorTable
 from kcl_host.aws.lease_table import INDEX, DynamoDbLeaseTable
+from kcl_host.aws.table_migration import DynamoDbTableMigration
 from kcl_host.aws.worker_metrics_table import DynamoDbWorkerMetricsTable
 from kcl_host.errors import TableMissing, Unavailable
 from kcl_host.model.lease import Lease, TableState
@@ -166,15 +167,16 @@ def test_the_client_version_item(dynamodb: DynamoDb) -> None:
     assert item["entityType"] == {"S": "CLIENT_VERSION_MIGRATION"}
 
 
-def test_the_table_migration_status(dynamodb: DynamoDb) -> None:
+def test_a_broken_item_of_the_table_migration(dynamodb: DynamoDb) -> None:
     settings = dynamodb.settings()
-    table = DynamoDbCoordinatorTable(dynamodb.client, settings)
-    table.create_table()
+    DynamoDbCoordinatorTable(dynamodb.client, settings).create_table()
+    items = DynamoDbTableMigration(dynamodb.client, settings, settings)
     put(dynamodb, settings.name, {"key": {"S": "TableMigration3.5"}, "tm": {"S": "DEPLOYED"}})
-    assert table.read_table_migration_status() == "DEPLOYED"
+    found = items.read()
+    assert found is not None and found.status == "DEPLOYED"
     put(dynamodb, settings.name, {"key": {"S": "TableMigration3.5"}, "mb": {"S": "x"}})
-    with pytest.raises(Unavailable, match="no status"):
-        table.read_table_migration_status()
+    with pytest.raises(Unavailable, match="tm is missing"):
+        items.read()
 
 
 def test_worker_metrics(dynamodb: DynamoDb) -> None:
@@ -206,7 +208,8 @@ def test_workers_that_cannot_be_decoded_are_named(dynamodb: DynamoDb) -> None:
     put(dynamodb, settings.name, {"wid": {"S": "w2"}, "sts": {"M": {"C": {"N": "1"}}}})
     put(dynamodb, settings.name, {"wid": {"S": "w3"}, "lut": {"N": "5"}, "sts": {"M": {"C": {"L": [{"S": "x"}]}}}})
     put(dynamodb, settings.name, {"wid": {"S": "w4"}, "lut": {"N": "5"}})
-    workers, undecodable = table.list_workers()
+    listing = table.list_workers()
+    workers, undecodable = list(listing.workers), list(listing.undecodable)
     assert workers == [WorkerMetricStats(worker_id="w4", last_update_s=5)]
     assert sorted(undecodable) == ["w1", "w2", "w3"]
     with pytest.raises(Unavailable, match="w1 cannot be decoded"):

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from kcl_host.errors import TableMissing
-from kcl_host.model.state import ClientVersionState, LeaderLock
+from kcl_host.model.state import ClientVersionState, CoordinatorItem, LeaderLock, TableMigrationState
 from tests.fakes.clock import FakeClock
 from tests.fakes.fault import FaultPlan, Requests
 
 
 class InMemoryCoordinatorTable:
-    """Satisfies ports.CoordinatorTable. `lock`, `client_version` and `table_migration_status` are the items."""
+    """Satisfies ports.CoordinatorTable. `lock`, `client_version` and `table_migration` are the items."""
 
     def __init__(self, clock: FakeClock, *, exists: bool = True) -> None:
         self._requests = Requests("coordinator table", clock)
         self._exists = exists
         self.lock: LeaderLock | None = None
         self.client_version: ClientVersionState | None = None
-        self.table_migration_status: str | None = None
+        self.table_migration: TableMigrationState | None = None
+        self.others: dict[str, CoordinatorItem] = {}
+        """Items of kinds that kcl-host does not write, by key."""
 
     @property
     def faults(self) -> FaultPlan:
@@ -30,6 +32,10 @@ class InMemoryCoordinatorTable:
     def requests(self) -> dict[str, int]:
         return self._requests.counts
 
+    @property
+    def is_there(self) -> bool:
+        return self._exists
+
     def exists(self) -> bool:
         with self._requests.request("exists"):
             return self._exists
@@ -38,6 +44,10 @@ class InMemoryCoordinatorTable:
         with self._requests.request("create_table"):
             created, self._exists = not self._exists, True
             return created
+
+    def delete_table(self) -> None:
+        with self._requests.request("delete_table"):
+            self._exists = False
 
     def read_lock(self) -> LeaderLock | None:
         with self._requests.request("read_lock"):
@@ -87,10 +97,13 @@ class InMemoryCoordinatorTable:
             self.client_version = state
             return True
 
-    def read_table_migration_status(self) -> str | None:
-        with self._requests.request("read_table_migration_status"):
+    def update_client_version(self, state: ClientVersionState, expected: str) -> bool:
+        with self._requests.request("update_client_version"):
             self._require_table()
-            return self.table_migration_status
+            if self.client_version is None or self.client_version.client_version != expected:
+                return False
+            self.client_version = state
+            return True
 
     def _is(self, record_version_number: str, owner_name: str) -> bool:
         lock = self.lock

@@ -13,9 +13,12 @@ from kcl_host.errors import TableMissing
 from kcl_host.model.lease import Lease, LeaseListing, TableState, WriteOutcome
 from kcl_host.model.sequence import ExtendedSequenceNumber
 from kcl_host.model.shard import HashKeyRange, StreamIdentifier
+from kcl_host.model.worker import WorkerListing
 from tests.fakes.clock import FakeClock
+from tests.fakes.coordinator_table import InMemoryCoordinatorTable
 from tests.fakes.fault import FaultPlan, Requests
 from tests.fakes.versions import Versions
+from tests.fakes.worker_metrics_table import InMemoryWorkerMetricsTable
 
 ROW_BYTES = 400
 """Of a lease in DynamoDB, names included, for what reads cost."""
@@ -49,6 +52,9 @@ class InMemoryLeaseTable:
         """Keys of broken rows, which a scan reports."""
         self.other_entities: frozenset[str] = frozenset()
         """Values of entityType on rows that are no leases."""
+        self.metrics: InMemoryWorkerMetricsTable | None = None
+        self.coordinator: InMemoryCoordinatorTable | None = None
+        """What is in the lease table besides leases, in the single-table format."""
         self.leases_have_entity_type = True
         """False: the rows are those of a version before 3.5, which writes no entityType."""
         self.has_point_in_time_recovery = False
@@ -112,8 +118,15 @@ class InMemoryLeaseTable:
             self.read_units["list_leases"] += 0.5 * max(1, math.ceil(len(seen) * ROW_BYTES / 4096))
             leases = [row for row in seen if row and (stream is None or row.stream_name == str(stream))]
             lease_type = {"LEASE"} if leases and self.leases_have_entity_type else set()
+            workers = WorkerListing() if self.metrics is None else self.metrics.seen()
+            others = self.other_entities | ({"WORKER_METRIC_STATS"} if workers.workers else set())
+            if self.coordinator is not None and self.coordinator.lock is not None:
+                others |= {"LEADER"}
             return LeaseListing(
-                leases=tuple(leases), undecodable=self.undecodable, entity_types=self.other_entities | lease_type
+                leases=tuple(leases),
+                undecodable=self.undecodable,
+                entity_types=others | lease_type,
+                workers=workers,
             )
 
     def is_empty(self) -> bool:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import msgspec
 
 from kcl_host.errors import TableMissing
-from kcl_host.model.worker import WorkerMetricStats
+from kcl_host.model.lease import LeaseListing
+from kcl_host.model.worker import WorkerListing, WorkerMetricStats
 from tests.fakes.clock import FakeClock
 from tests.fakes.fault import FaultPlan, Requests
 from tests.fakes.versions import Versions
@@ -35,8 +36,9 @@ class Rows(dict[str, WorkerMetricStats]):
 class InMemoryWorkerMetricsTable:
     """Satisfies ports.WorkerMetricsTable. `rows` by worker id; `undecodable` are ids of broken rows; `lag` of scans."""
 
-    def __init__(self, clock: FakeClock, *, exists: bool = True) -> None:
+    def __init__(self, clock: FakeClock, *, exists: bool = True, in_lease_table: bool = False) -> None:
         self._requests = Requests("worker metrics table", clock)
+        self._in_lease_table = in_lease_table
         self._exists = exists
         self.rows = Rows(clock)
         self.undecodable: list[str] = []
@@ -63,6 +65,10 @@ class InMemoryWorkerMetricsTable:
             created, self._exists = not self._exists, True
             return created
 
+    def delete_table(self) -> None:
+        with self._requests.request("delete_table"):
+            self._exists = False
+
     def put(self, stats: WorkerMetricStats) -> int | None:
         with self._requests.request("put", stats.worker_id):
             self._require_table()
@@ -80,11 +86,18 @@ class InMemoryWorkerMetricsTable:
             self._require_table()
             return self.rows.get(worker_id)
 
-    def list_workers(self) -> tuple[list[WorkerMetricStats], list[str]]:
+    def list_workers(self, listing: LeaseListing | None = None) -> WorkerListing:
+        if self._in_lease_table and listing is not None:
+            return listing.workers
         with self._requests.request("list_workers"):
             self._require_table()
-            seen = [self.rows.past.get(worker_id, self.lag(worker_id)) for worker_id in self.rows.past.keys()]
-            return [row for row in seen if row is not None], list(self.undecodable)
+            return self.seen()
+
+    def seen(self) -> WorkerListing:
+        """What a scan sees."""
+        seen = [self.rows.past.get(worker_id, self.lag(worker_id)) for worker_id in self.rows.past.keys()]
+        workers = tuple(row for row in seen if row is not None)
+        return WorkerListing(workers=workers, undecodable=tuple(self.undecodable))
 
     def delete_if_unchanged(self, stats: WorkerMetricStats) -> bool:
         with self._requests.request("delete_if_unchanged", stats.worker_id):

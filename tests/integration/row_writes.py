@@ -114,6 +114,7 @@ RULES: Final = (
     Rule("note children", "lease", "UpdateItem", ({"leaseKey"},), _changes("SET childShardIds")),
     Rule("delete", "lease", "DeleteItem", (set(),)),
     # spec coordination 2.3, 2.4, 2.7 and 3.2
+    # The same for the first write of any item of this table: Migration3.0, TableMigration3.5.
     Rule("acquire lock", "coordinator", "PutItem", ({"no key"}, {"has key", "recordVersionNumber"})),
     Rule(
         "heartbeat lock",
@@ -128,7 +129,7 @@ RULES: Final = (
         "worker_metrics",
         "UpdateItem",
         (set(),),
-        _changes("SET entityType lut sts opr"),
+        _changes("SET entityType lut sts opr sup slu"),
         _changes("SET properties REMOVE properties"),
     ),
 )

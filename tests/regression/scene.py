@@ -54,8 +54,9 @@ class Scene:
         self.fleet.lease_table.lag = lambda read, key: 0.0  # The index must see rows that a test puts there.
         for service in (
             self.fleet.lease_table,
-            self.fleet.coordinator_table,
-            self.fleet.metrics_table,
+            self.fleet.metadata.coordinator,
+            self.fleet.metadata.metrics,
+            self.fleet.metadata.migration,
             self.fleet.stream,
         ):
             service.faults = self._noted(service.faults)

@@ -314,7 +314,7 @@ def test_3_3_0_a_leader_whose_passes_break_does_not_go_on_as_a_zombie() -> None:
     scene.befall = die
     with pytest.raises(Broken, match="a bug"):
         scene.run(120)
-    lock = scene.fleet.coordinator_table.lock
+    lock = scene.fleet.metadata.coordinator.lock
     assert lock is None or lock.owner_name == "other"
     scene.fleet.hub.failures.clear()
     scene.fleet.gone(broken)

@@ -40,12 +40,11 @@ from kcl_host.model.shard import StreamIdentifier
 from kcl_host.runtime.outside import Outside
 from kcl_host.runtime.supervisor import Supervisor
 from tests.fakes.child import ModelChild
-from tests.fakes.coordinator_table import InMemoryCoordinatorTable
 from tests.fakes.fault import THROTTLED, TIMED_OUT, Fault
 from tests.fakes.lease_table import InMemoryLeaseTable
+from tests.fakes.metadata import InMemoryMetadata
 from tests.fakes.stream import InMemoryStream
 from tests.fakes.wire import Reply
-from tests.fakes.worker_metrics_table import InMemoryWorkerMetricsTable
 from tests.regression.scene import NoticedLock, Scene, load, scripted
 from tests.simulation.hub import Hub, HubClock, Process, ProcessClock, ProcessThreads
 from tests.simulation.run import Setup, settings_of
@@ -65,6 +64,7 @@ class Measuring(Process):
         self._hub = hub
         self._ids = 0
         threads, clock = ProcessThreads(hub, self), HubClock(hub)
+        lease_table = InMemoryLeaseTable(clock, exists=False)
         self.supervisor = Supervisor(
             msgspec.structs.replace(settings_of(Setup(seed=1)), worker_id=self.name),
             Outside(
@@ -73,9 +73,8 @@ class Measuring(Process):
                 new_id=self._new_id,
                 threads=threads,
                 stream=InMemoryStream(clock),
-                lease_table=InMemoryLeaseTable(clock, exists=False),
-                coordinator_table=InMemoryCoordinatorTable(clock, exists=False),
-                worker_metrics_table=InMemoryWorkerMetricsTable(clock, exists=False),
+                lease_table=lease_table,
+                metadata_tables=InMemoryMetadata(clock, lease_table).tables,
                 sample_load=self._measure,
                 drain_load=dict,
                 start_child=self._no_child,
@@ -159,7 +158,7 @@ def test_3_4_1_a_leader_that_stops_neither_assigns_nor_reports_that_it_is_well()
     while leader.alive:
         scene.run(0.5)
         if scene.now_s - termed_s > 1.0:
-            row = scene.fleet.metrics_table.rows["leader"]
+            row = scene.fleet.metadata.metrics.rows["leader"]
             assert row.properties == {"state": "TERMINATING"}
     given_s = [w.at_s for w in scene.writes if w.after is not None and w.after.lease_owner == "leader" != _owner(w)]
     assert not [at_s for at_s in given_s if at_s > termed_s]
@@ -386,11 +385,11 @@ def test_3_5_0_a_processor_that_fails_at_the_end_of_the_shard_gets_there_again()
 
 
 def test_3_5_0_the_keys_of_the_table_migration_are_known() -> None:
-    """#1778. The daemon could not be told to migrate, nor how long to wait. We cannot migrate yet, and say so."""
-    given = {"migrateAllEntitiesToLeaseTable": "true", "tableMigrationCompleteBakeTimeSeconds": "7200"}
-    loaded = load(**given)
-    assert {finding.key for finding in loaded.findings} == set(given)
-    assert all("has no effect yet" in finding.message for finding in loaded.findings), loaded.findings
+    """#1778. The daemon could not be told to migrate, nor how long to wait."""
+    loaded = load(migrateAllEntitiesToLeaseTable="true", tableMigrationCompleteBakeTimeSeconds="7200")
+    assert loaded.findings == ()
+    coordinator = loaded.settings.coordinator
+    assert (coordinator.migrate_all_entities, coordinator.complete_bake_s) == (True, 7200.0)
 
 
 # 3.5.1

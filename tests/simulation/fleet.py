@@ -19,9 +19,8 @@ from kcl_host.config.settings import Settings
 from kcl_host.errors import KclHostError
 from kcl_host.runtime.outside import Outside
 from kcl_host.runtime.supervisor import Supervisor
-from tests.fakes.coordinator_table import InMemoryCoordinatorTable
 from tests.fakes.fault import Fault
-from tests.fakes.worker_metrics_table import InMemoryWorkerMetricsTable
+from tests.fakes.metadata import InMemoryMetadata
 from tests.simulation.child import Habits, SimChild
 from tests.simulation.hub import Hub, HubClock, Process, ProcessClock, ProcessThreads
 from tests.simulation.observer import ASSIGNMENTS, Broken, Observer
@@ -83,6 +82,7 @@ class Worker(Process):
         self.clock = ProcessClock(fleet.hub, since_s=self.rng.random() * fleet.hub.now_s)
         self.threads = ProcessThreads(fleet.hub, self)
         self.children: list[SimChild] = []
+        self.has_reported_load = False
         self.troubles: list[Trouble] = []
         self.traps: list[Trap] = []
         self.exit_code: int | None = None
@@ -97,8 +97,7 @@ class Worker(Process):
                 threads=self.threads,
                 stream=fleet.stream,
                 lease_table=fleet.lease_table,
-                coordinator_table=fleet.coordinator_table,
-                worker_metrics_table=fleet.metrics_table,
+                metadata_tables=fleet.metadata.tables,
                 sample_load=lambda: None,
                 drain_load=lambda: fleet.load_of(self),
                 start_child=self._start_child,
@@ -165,14 +164,12 @@ class Fleet:
         self.counts: Counter[str] = Counter()
         clock = HubClock(self.hub)
         self.lease_table = SimLeaseTable(clock)
-        self.coordinator_table = InMemoryCoordinatorTable(clock, exists=False)
-        self.metrics_table = InMemoryWorkerMetricsTable(clock, exists=False)
+        self.metadata = InMemoryMetadata(clock, self.lease_table)
         self.stream = SimStream(clock, shard_count=shards, retention_s=retention_s)
         self.observer = Observer(self)
         self.lease_table.watch = self.observer.wrote
         self.lease_table.faults = self._faults_of("lease")
-        self.coordinator_table.faults = self._faults_of("coordinator")
-        self.metrics_table.faults = self._faults_of("metrics")
+        self.metadata.plan_faults(self._faults_of("coordinator"), self._faults_of("metrics"))
         self.stream.faults = self._faults_of("stream")
         self.habits: dict[str, Habits] = {}
         """By shard id or by worker slot ("slot 3")."""
@@ -188,7 +185,7 @@ class Fleet:
         self.producing = True
         self.most_open_shards = 2 * shards
         self.loads: dict[int, float] = {}
-        """CPU per cent by slot; a slot without an entry reports no metrics."""
+        """CPU per cent by slot; a slot without an entry reports what it does, if ever it reported, else no metrics."""
         for slot in range(workers):
             self.hub.at(self.hub.now_s + self.rng.random() * 2, lambda slot=slot: self.start(slot))
         self._produce()
@@ -213,6 +210,12 @@ class Fleet:
 
     def load_of(self, worker: Worker) -> dict[str, float]:
         load = self.loads.get(worker.slot)
+        if load is None and worker.has_reported_load:
+            # Who measures itself goes on to; it measures what it does, for a fixed value would never let it rest.
+            running = sum(child.alive for child in worker.children)
+            fair = max(1.0, len(self.stream.open_shard_ids) / max(1, len(self.live)))
+            load = min(95.0, round(50.0 * running / fair, 1))
+        worker.has_reported_load = load is not None
         return {} if load is None else {"C": load}
 
     def next_pid(self) -> int:

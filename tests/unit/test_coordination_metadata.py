@@ -11,14 +11,22 @@ import pytest
 
 from kcl_host.config.settings import CoordinatorSettings, TableSettings
 from kcl_host.coordination.metadata import Metadata, NotYet
-from kcl_host.errors import ConfigurationError, MetadataConflict, RetryLater, TableMissing
+from kcl_host.coordination.metadata_tables import CoordinatorItems, Format
+from kcl_host.decisions.table_migration import (
+    STATUS_COMPLETE,
+    STATUS_DEPLOYED,
+    STATUS_INIT,
+    STATUS_PENDING,
+    first_state,
+)
+from kcl_host.errors import ConfigurationError, FleetRolledBack, MetadataConflict, RetryLater, TableMissing
 from kcl_host.model.lease import TableState
 from kcl_host.model.state import ClientVersionState, LeaderLock
+from kcl_host.model.worker import WorkerMetricStats
 from tests.fakes.clock import FakeClock
-from tests.fakes.coordinator_table import InMemoryCoordinatorTable
 from tests.fakes.fault import ANSWER_LOST, THROTTLED, TIMED_OUT, Fault
 from tests.fakes.lease_table import InMemoryLeaseTable
-from tests.fakes.worker_metrics_table import InMemoryWorkerMetricsTable
+from tests.fakes.metadata import InMemoryMetadata
 from tests.unit.coordination_rig import ME, OTHER, always, befall, before, lease, settings_of
 
 LOCK = LeaderLock(owner_name=OTHER, lease_duration_ms=10_000, record_version_number="theirs")
@@ -30,14 +38,21 @@ class Tables:
     ):
         self.clock = FakeClock()
         self.lease = InMemoryLeaseTable(self.clock, exists=lease, creation_s=creation_s)
-        self.coordinator = InMemoryCoordinatorTable(self.clock, exists=coordinator)
-        self.metrics = InMemoryWorkerMetricsTable(self.clock, exists=metrics)
+        self.metadata = InMemoryMetadata(self.clock, self.lease, coordinator=coordinator, metrics=metrics)
+        self.coordinator, self.metrics = self.metadata.coordinator, self.metadata.metrics
+        self.single, self.metrics_in_lease_table = (
+            self.metadata.coordinator_in_lease_table,
+            self.metadata.metrics_in_lease_table,
+        )
+        self.format = Format()
 
     def worker(self, worker_id: str = ME, **sections: Any) -> Metadata:
+        self.format = Format()
         return Metadata(
             self.lease,
-            self.coordinator,
-            self.metrics,
+            self.metadata.tables,
+            CoordinatorItems(self.metadata.tables, self.format),
+            self.format,
             settings_of(worker_id, **sections),
             self.clock,
             random.Random(1),
@@ -61,7 +76,10 @@ def prepared(metadata: Metadata, clock: FakeClock, within_s: float = 60.0) -> fl
 
 
 def existing(**fields: Any) -> Tables:
-    return Tables(lease=True, coordinator=True, metrics=True, **fields)
+    """An application that has been used: a worker has left its metrics."""
+    tables = Tables(lease=True, coordinator=True, metrics=True, **fields)
+    tables.metrics.rows[OTHER] = WorkerMetricStats(worker_id=OTHER, last_update_s=0)
+    return tables
 
 
 # A new application
@@ -97,6 +115,7 @@ def test_a_table_that_is_being_created_is_waited_for_without_limit() -> None:
 
 def test_a_table_found_while_somebody_creates_it_is_waited_for() -> None:
     tables = Tables(coordinator=True, metrics=True, creation_s=30.0)
+    tables.coordinator.lock = LOCK
     tables.lease.create_table()
     assert prepared(tables.worker(), tables.clock) == 30.0
 
@@ -179,13 +198,39 @@ def test_a_lease_table_that_appears_between_our_look_and_our_creation() -> None:
 
 
 def test_the_winner_of_the_creation_uses_a_single_table() -> None:
+    """Our two tables would make the next Java worker lead by them; nothing is in them, so they go."""
     tables = Tables()
     metadata = tables.worker()
     tables.lease.faults = before("create_table", tables.lease.create_table)
     _swallow(metadata.prepare)
-    tables.lease.other_entities = frozenset({"LEADER"})
-    with pytest.raises(MetadataConflict, match="single-table"):
+    tables.single.lock = LOCK
+    metadata.prepare()
+    assert tables.format.live == "COMPLETE"
+    assert tables.exist == (False, False, True)
+
+
+def test_tables_of_others_are_left_alone_beside_a_single_table() -> None:
+    tables = Tables(lease=True, coordinator=True, metrics=True)
+    tables.single.lock = LOCK
+    tables.worker().prepare()
+    assert tables.format.live == "COMPLETE"
+    assert tables.exist == (True, True, True)
+
+
+def test_tables_in_which_nothing_is_are_those_of_a_worker_that_starts() -> None:
+    tables = Tables(lease=True, coordinator=True, metrics=True)
+    metadata = tables.worker()
+    with pytest.raises(NotYet, match="without any item"):
         metadata.prepare()
+    tables.metrics.rows[OTHER] = WorkerMetricStats(worker_id=OTHER, last_update_s=0)
+    metadata.prepare()
+    assert tables.format.live == "INIT"
+
+
+def test_tables_in_which_nothing_ever_is_are_used_after_a_minute() -> None:
+    tables = Tables(lease=True, coordinator=True, metrics=True)
+    assert prepared(tables.worker(), tables.clock, within_s=61.0) == 60.0
+    assert tables.format.live == "INIT"
 
 
 def test_two_leaders_are_possible() -> None:
@@ -193,7 +238,7 @@ def test_two_leaders_are_possible() -> None:
     metadata = tables.worker()
     tables.lease.faults = before("create_table", tables.lease.create_table)
     _swallow(metadata.prepare)
-    tables.lease.other_entities, tables.coordinator.lock = frozenset({"LEADER"}), LOCK
+    tables.single.lock = tables.coordinator.lock = LOCK
     with pytest.raises(MetadataConflict, match="Two leaders"):
         metadata.prepare()
 
@@ -234,6 +279,7 @@ def test_a_missing_index_is_created_and_not_waited_for() -> None:
 
 def test_a_missing_table_of_worker_metrics_is_created() -> None:
     tables = Tables(lease=True, coordinator=True)
+    tables.coordinator.lock = LOCK
     tables.worker().prepare()
     assert tables.metrics.exists()
 
@@ -256,7 +302,7 @@ def test_a_fleet_in_2x_mode_is_waited_for_as_long_as_it_takes(version: str) -> N
         tables.clock.advance(60.0)
     tables.coordinator.client_version = _version("CLIENT_VERSION_3X_WITH_ROLLBACK")
     metadata.prepare()
-    assert tables.metrics.rows == {}
+    assert set(tables.metrics.rows) == {OTHER}
 
 
 def test_an_unknown_client_version_is_refused() -> None:
@@ -273,10 +319,77 @@ def test_2x_compatibility_asked_for_and_no_item_is_refused() -> None:
         tables.worker(coordinator=compatible).prepare()
 
 
-def test_a_migration_to_the_single_table_is_refused() -> None:
+# The format (spec migration 4)
+
+
+@pytest.mark.parametrize(
+    ("status", "migrate_all", "local"),
+    [
+        (None, False, "INIT"),
+        (STATUS_INIT, False, "INIT"),
+        (STATUS_DEPLOYED, False, "DEPLOYED"),
+        (STATUS_DEPLOYED, True, "PENDING"),
+        (STATUS_PENDING, False, "DEPLOYED"),
+        (STATUS_PENDING, True, "PENDING"),
+        (STATUS_COMPLETE, False, "COMPLETE"),
+        (STATUS_COMPLETE, True, "COMPLETE"),
+    ],
+)
+def test_the_status_at_the_start(status: str | None, migrate_all: bool, local: str) -> None:
     tables = existing()
-    tables.coordinator.table_migration_status = "TABLE_MIGRATION_STATUS_DEPLOYED"
-    with pytest.raises(MetadataConflict, match="DEPLOYED"):
+    tables.coordinator.table_migration = None if status is None else first_state(status, OTHER, 0)
+    tables.worker(coordinator=CoordinatorSettings(migrate_all_entities=migrate_all)).prepare()
+    assert (tables.format.started, tables.format.live) == (local, local)
+
+
+@pytest.mark.parametrize("status", [None, STATUS_INIT])
+def test_phase_2_before_its_time_is_refused(status: str | None) -> None:
+    tables = existing()
+    tables.coordinator.table_migration = None if status is None else first_state(status, OTHER, 0)
+    with pytest.raises(ConfigurationError, match="must wait until TableMigration3"):
+        tables.worker(coordinator=CoordinatorSettings(migrate_all_entities=True)).prepare()
+
+
+def test_an_unknown_status_is_refused() -> None:
+    tables = existing()
+    tables.coordinator.table_migration = first_state("TABLE_MIGRATION_STATUS_LATER", OTHER, 0)
+    with pytest.raises(MetadataConflict, match="STATUS_LATER"):
+        tables.worker().prepare()
+
+
+@pytest.mark.parametrize("format", ["single", "auto"])
+def test_a_new_application_in_the_lease_table_alone(format: Any) -> None:
+    tables = Tables()
+    coordinator = CoordinatorSettings(metadata_table_format=format, migrate_all_entities=format == "auto")
+    tables.worker(coordinator=coordinator).prepare()
+    assert tables.exist == (False, False, True)
+    assert tables.format.live == "COMPLETE"
+    state = tables.lease.describe()
+    assert state is not None and state.index_status == "ACTIVE"
+
+
+def test_a_single_table_is_recognised_and_nothing_is_created_beside_it() -> None:
+    tables = Tables(lease=True)
+    tables.single.client_version = _version("CLIENT_VERSION_3X")
+    tables.worker().prepare()
+    assert tables.exist == (False, False, True)
+    assert tables.format.live == "COMPLETE"
+
+
+def test_the_client_version_of_a_single_table_counts() -> None:
+    tables = Tables(lease=True)
+    tables.single.client_version = _version("CLIENT_VERSION_2X")
+    with pytest.raises(NotYet, match="CLIENT_VERSION_2X"):
+        tables.worker().prepare()
+
+
+def test_workers_that_report_in_the_lease_table_before_its_time_are_a_second_fleet() -> None:
+    tables = existing()
+    now_s = int(tables.clock.wall())
+    tables.metrics_in_lease_table.rows["java"] = WorkerMetricStats(worker_id="java", last_update_s=now_s - 100)
+    tables.worker().prepare()
+    tables.metrics_in_lease_table.rows["java"] = WorkerMetricStats(worker_id="java", last_update_s=now_s)
+    with pytest.raises(MetadataConflict, match="Two leaders"):
         tables.worker().prepare()
 
 
@@ -335,6 +448,7 @@ def test_another_worker_that_creates_the_tables_meanwhile_ends_the_watch() -> No
     metadata = tables.worker()
     _swallow(metadata.prepare)
     tables.coordinator.create_table()
+    tables.coordinator.lock = LOCK
     metadata.prepare()
 
 
@@ -380,22 +494,48 @@ def test_who_loses_the_creation_accepts_what_the_winner_wrote() -> None:
     assert tables.coordinator.client_version == theirs
 
 
-@pytest.mark.parametrize("version", ["CLIENT_VERSION_2X", "CLIENT_VERSION_UPGRADE_FROM_2X", "CLIENT_VERSION_9X"])
+@pytest.mark.parametrize("version", ["CLIENT_VERSION_2X", "CLIENT_VERSION_UPGRADE_FROM_2X"])
 @pytest.mark.parametrize("at_first", [None, "CLIENT_VERSION_3X_WITH_ROLLBACK"])
 def test_an_application_rolled_back_to_2x_is_left(at_first: str | None, version: str) -> None:
+    tables, metadata = _watching(at_first)
+    tables.coordinator.client_version = _version(version)
+    with pytest.raises(FleetRolledBack, match=version):
+        metadata.run_once()
+
+
+def test_a_version_that_nobody_knows_is_said_each_minute_and_not_followed(caplog: pytest.LogCaptureFixture) -> None:
+    tables, metadata = _watching("CLIENT_VERSION_3X_WITH_ROLLBACK")
+    tables.coordinator.client_version = _version("CLIENT_VERSION_9X")
+    assert metadata.run_once() == 60.0
+    assert "CLIENT_VERSION_9X" in caplog.records[-1].__dict__["error"]
+
+
+def _watching(version: str | None) -> tuple[Tables, Metadata]:
     tables = existing()
-    tables.coordinator.client_version = None if at_first is None else _version(at_first)
+    tables.coordinator.client_version = None if version is None else _version(version)
     metadata = tables.worker()
     metadata.prepare()
     tables.clock.advance(120.0)
-    if at_first is not None:
+    if version is not None:
         assert metadata.run_once() == 60.0
         tables.clock.advance(30.0)
         assert metadata.run_once() == 30.0
         tables.clock.advance(30.0)
-    tables.coordinator.client_version = _version(version)
-    with pytest.raises(MetadataConflict, match=version):
-        metadata.run_once()
+    return tables, metadata
+
+
+def test_the_time_of_the_rollback_is_ended_by_who_was_told_to() -> None:
+    """Java's workers do it by their default (spec migration 1.2); ours only by a key that stands in the file."""
+    tables, _ = _watching("CLIENT_VERSION_3X_WITH_ROLLBACK")
+    assert tables.coordinator.client_version == _version("CLIENT_VERSION_3X_WITH_ROLLBACK")
+    told = tables.worker(coordinator=CoordinatorSettings(client_version_is_explicit=True))
+    told.prepare()
+    tables.clock.advance(120.0)
+    assert told.run_once() is None
+    promoted = tables.coordinator.client_version
+    assert promoted is not None
+    assert (promoted.client_version, promoted.modified_by) == ("CLIENT_VERSION_3X", ME)
+    assert promoted.history[0].client_version == "CLIENT_VERSION_3X_WITH_ROLLBACK"
 
 
 def test_the_watch_ends_with_the_migration() -> None:

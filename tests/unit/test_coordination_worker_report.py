@@ -49,7 +49,7 @@ def test_the_first_report_makes_the_worker_eligible(worker: Reporting) -> None:
     assert row.last_update_s == int(worker.clock.wall())
     assert row.metric_stats == {"C": [0.0]}
     assert row.operating_range == {"C": [100.0]}
-    assert row.support_code is None
+    assert (row.support_code, row.support_code_update_s) == (1, row.last_update_s)
     assert worker.activity == "active"
     assert worker.table.requests == {"put": 1}
 

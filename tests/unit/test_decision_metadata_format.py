@@ -12,6 +12,7 @@ import pytest
 
 from kcl_host.config.settings import CoordinatorSettings
 from kcl_host.decisions.metadata_format import (
+    CreateSingleTable,
     CreateThreeTables,
     MetadataFacts,
     Observe,
@@ -25,13 +26,19 @@ from kcl_host.decisions.metadata_format import (
     judge_lost_create,
     should_create_client_version,
 )
+from kcl_host.decisions.table_migration import STATUS_COMPLETE, STATUS_DEPLOYED, STATUS_PENDING
 from kcl_host.errors import ConfigurationError, MetadataConflict
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "java-kcl-3.1.3-split-merge-cleanup.jsonl"
 
 
-def decide(format: str = "auto", config: str = "CLIENT_VERSION_CONFIG_3X", **facts: Any) -> Any:
-    settings = msgspec.convert({"metadata_table_format": format, "client_version_config": config}, CoordinatorSettings)
+def decide(
+    format: str = "auto", config: str = "CLIENT_VERSION_CONFIG_3X", migrate_all: bool = False, **facts: Any
+) -> Any:
+    settings = msgspec.convert(
+        {"metadata_table_format": format, "client_version_config": config, "migrate_all_entities": migrate_all},
+        CoordinatorSettings,
+    )
     return decide_metadata_format(MetadataFacts(**{"lease_table_exists": True} | facts), settings)
 
 
@@ -71,11 +78,10 @@ def test_2x_modes_are_waited_out(version: str) -> None:
     "facts, message",
     [
         ({**THREE, "client_version": "CLIENT_VERSION_4X"}, "CLIENT_VERSION_4X"),
-        ({**THREE, "table_migration_status": "TABLE_MIGRATION_STATUS_INIT"}, "under way"),
-        ({**THREE, "table_migration_status": "TABLE_MIGRATION_STATUS_PENDING"}, "under way"),
         ({**THREE, "table_migration_status": "SOMETHING"}, "SOMETHING"),
         ({**THREE, "entity_types": frozenset({"LEASE", "LEADER"})}, "Two leaders"),
-        ({**THREE, "entity_types": frozenset({"WORKER_METRIC_STATS"})}, "Two leaders"),
+        ({**THREE, "workers_in_lease_table": True}, "Two leaders"),
+        ({**THREE, "entity_types": frozenset({"LEADER"}), "table_migration_status": STATUS_PENDING}, "Two leaders"),
         ({"format": "three", "entity_types": frozenset({"LEASE"})}, "second leader"),
         ({"format": "three", "lease_table_has_index": True}, "second leader"),
         ({"counters_moving": True}, "KCL 2.x workers are running"),
@@ -94,6 +100,7 @@ def test_conflicts_are_refused(facts: dict[str, Any], message: str) -> None:
         ({"lease_table_exists": False, "config": "CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X"}, "clientVersionConfig"),
         ({**THREE, "config": "CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X_PHASE1"}, "clientVersionConfig"),
         ({**THREE, "format": "single"}, "metadataTableFormat = single"),
+        ({**THREE, "migrate_all": True}, "must wait until TableMigration3.5 says"),
         ({"counters_moving": False}, "set metadataTableFormat = three"),
     ],
 )
@@ -109,14 +116,35 @@ def test_configurations_that_cannot_be_are_refused(facts: dict[str, Any], messag
         {"entity_types": frozenset({"LEASE"})},
         {"lease_table_has_index": True},
         {"entity_types": frozenset({"LEASE", "LEADER", "WORKER_METRIC_STATS"}), "lease_table_has_index": True},
-        {**THREE, "table_migration_status": "TABLE_MIGRATION_STATUS_COMPLETE"},
-        {"format": "single", "lease_table_exists": False},
+        {**THREE, "table_migration_status": STATUS_COMPLETE},
+        {**THREE, "coordinator_table_used": False, "entity_types": frozenset({"LEADER"})},
         {"format": "single", "counters_moving": False},
     ],
 )
 def test_the_single_table_is_recognised(facts: dict[str, Any]) -> None:
-    decision = decide(**facts)
-    assert isinstance(decision, UseSingleTable) and "single-table format of KCL 3.5 yet" in decision.message
+    assert decide(**facts) == UseSingleTable(create_index=not facts.get("lease_table_has_index", False))
+
+
+def test_a_new_application_begins_in_the_lease_table_where_that_is_asked_for() -> None:
+    assert decide("single", lease_table_exists=False) == CreateSingleTable()
+    assert decide(migrate_all=True, lease_table_exists=False) == CreateSingleTable()
+    assert decide("three", migrate_all=True, lease_table_exists=False) == CreateThreeTables()
+
+
+def test_moved_items_in_the_lease_table_are_no_conflict_on_the_way() -> None:
+    moved = frozenset({"LEASE", "WORKER_METRIC_STATS", "CLIENT_VERSION_MIGRATION"})
+    for status, migrate_all, local in (
+        (STATUS_PENDING, True, "PENDING"),
+        (STATUS_DEPLOYED, True, "PENDING"),
+        (STATUS_PENDING, False, "DEPLOYED"),
+    ):
+        facts = {**THREE, "table_migration_status": status, "entity_types": moved, "workers_in_lease_table": True}
+        assert decide(migrate_all=migrate_all, **facts) == UseThreeTables(status=local)
+
+
+def test_tables_without_any_item_are_waited_for_a_minute() -> None:
+    assert isinstance(decide(**THREE, coordinator_table_used=False, watched_s=59.9), Wait)
+    assert decide(**THREE, coordinator_table_used=False, watched_s=60.0) == UseThreeTables()
 
 
 @pytest.mark.parametrize("format", ["auto", "three", "single"])

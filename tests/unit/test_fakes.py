@@ -114,14 +114,14 @@ def test_a_scan_of_the_worker_metrics_may_lag_behind() -> None:
     clock.advance(5)
     table.put(second)
     table.lag = lambda worker_id: 1.0
-    assert (table.list_workers(), table.get("a")) == (([first], []), second)
-    assert not table.delete_if_unchanged(table.list_workers()[0][0]), "conditions see the row as it stands"
+    assert (table.list_workers().workers, table.get("a")) == ((first,), second)
+    assert not table.delete_if_unchanged(table.list_workers().workers[0]), "conditions see the row as it stands"
     clock.advance(1)
-    assert table.list_workers() == ([second], [])
+    assert table.list_workers().workers == (second,)
     assert table.delete_if_unchanged(second)
-    assert (table.list_workers(), table.rows) == (([second], []), {})
+    assert (table.list_workers().workers, table.rows) == ((second,), {})
     clock.advance(1)
-    assert table.list_workers() == ([], [])
+    assert table.list_workers().workers == ()
 
 
 @pytest.mark.parametrize("fake", [InMemoryCoordinatorTable, InMemoryWorkerMetricsTable])
