@@ -25,9 +25,14 @@ AWS_KCL = "aws-kcl@2.3.2"
 """The newest on npm. It contains no sample, so the application is our own node_app.js."""
 
 
+def kclpy_folder() -> Path:
+    """The library of amazon_kclpy, unedited: what PYTHONPATH has to name."""
+    return _fetched(KCLPY, _fetch_kclpy)
+
+
 def kclpy_command() -> tuple[list[str], dict[str, str]]:
     """The sample application of amazon_kclpy, unedited."""
-    folder = _fetched(KCLPY, _fetch_kclpy)
+    folder = kclpy_folder()
     return [sys.executable, str(folder / "samples" / "sample_kclpy_app.py")], {"PYTHONPATH": str(folder)}
 
 

@@ -5,7 +5,6 @@ Fetched once from Maven Central into .kcl-host/dynamodb-local; started on 127.0.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import socket
 import subprocess
@@ -19,25 +18,28 @@ from pathlib import Path
 
 import pytest
 
+from tests.interop.maven import Artifact, libraries
+
 CACHE = Path(__file__).parents[2] / ".kcl-host" / "dynamodb-local"
 VERSION = "3.1.0"
 START_LIMIT_S = 60.0
-_DEPENDENCIES = (
-    ("software.amazon.dynamodb", "DynamoDBLocal", VERSION, "jar"),
-    ("com.almworks.sqlite4java", "libsqlite4java-linux-amd64", "1.0.392", "so"),
+_ARTIFACTS = (
+    Artifact(group="software.amazon.dynamodb", name="DynamoDBLocal", version=VERSION),
+    Artifact(group="com.almworks.sqlite4java", name="libsqlite4java-linux-amd64", version="1.0.392", type="so"),
 )
 
 
 @contextmanager
 def dynamodb_local() -> Iterator[str]:
     """Yields the endpoint URL of a fresh engine; skips the test when java or mvn is missing."""
-    libraries = _libraries()
+    folder = _libraries()
     port = free_port()
     command = [
         "java",
-        f"-Dsqlite4java.library.path={libraries}",
+        "-Xmx256m",
+        f"-Dsqlite4java.library.path={folder}",
         "-cp",
-        f"{libraries}/*",
+        f"{folder}/*",
         str(Path(__file__).with_name("DynamoDbOnLoopback.java")),
         *("-inMemory", "-sharedDb", "-disableTelemetry", "-port", str(port)),
     ]
@@ -67,37 +69,7 @@ def served(name: str, command: list[str], port: int) -> Iterator[str]:
 def _libraries() -> Path:
     if shutil.which("java") is None:
         pytest.skip("java is not installed")
-    folder = CACHE / VERSION
-    if folder.is_dir():
-        return folder
-    if shutil.which("mvn") is None:
-        pytest.skip("mvn is not installed")
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-        pom = Path(scratch) / "pom.xml"
-        pom.write_text(_pom())
-        fetched = Path(scratch) / "libraries"
-        subprocess.run(
-            ["mvn", "-B", "-q", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={fetched}"],
-            check=True,
-            timeout=600,
-        )
-        with contextlib.suppress(OSError):  # another test process was faster
-            fetched.rename(folder)
-    return folder
-
-
-def _pom() -> str:
-    dependencies = "".join(
-        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
-        f"<version>{version}</version><type>{kind}</type></dependency>"
-        for group, artifact, version, kind in _DEPENDENCIES
-    )
-    return (
-        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
-        "<groupId>kcl-host</groupId><artifactId>dynamodb-local</artifactId><version>1</version>"
-        f"<dependencies>{dependencies}</dependencies></project>"
-    )
+    return libraries(CACHE / VERSION, _ARTIFACTS)
 
 
 def free_port() -> int:

@@ -1,8 +1,8 @@
-"""A real Java MultiLangDaemon (KCL 3.1.3) on loopback: its jars, its properties file, its process and its log.
+"""A real Java MultiLangDaemon (KCL 3.1.3 or 3.5.1) on loopback: its jars, its properties file, its process, its log.
 
 The Java SDK speaks HTTP/2 to Kinesis, which the engines do not, so nghttpx stands before them (`Http2Front`); DynamoDB
-is spoken plain. The jars come once, by package name, from PyPI into .kcl-host/java. `java_daemon_parts` skips the
-calling test by the name of what is missing.
+is spoken plain. The jars come once, by package name, into .kcl-host/java: 3.1.3 from PyPI, 3.5.1 from Maven Central.
+`java_daemon_parts` skips the calling test by the name of what is missing.
 """
 
 from __future__ import annotations
@@ -22,14 +22,27 @@ import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 import msgspec
 import pytest
+
+from tests.interop.maven import Artifact, NotFound, libraries
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".kcl-host" / "java"
 PACKAGE = "kclpy-ext==3.1.3.post4"
 """amazon_kclpy for KCL 3.1.3 with the jars inside; unpacked, not installed."""
+KINESIS = "software.amazon.kinesis"
+DAEMON_OF_3_5_1 = [Artifact(group=KINESIS, name="amazon-kinesis-client-multilang", version="3.5.1")]
+KCL_3_5_1_UNDER_AN_OLDER_DAEMON = [
+    Artifact(group=KINESIS, name="amazon-kinesis-client", version="3.5.1"),
+    Artifact(group=KINESIS, name="amazon-kinesis-client-multilang", version="3.1.3"),
+]
+"""Where a registry has no daemon of 3.5.1. All coordination is in the client; the daemon only reads properties, without
+the keys that are new since, and talks to children."""
+Version = Literal["3.1.3", "3.5.1"]
+"""The newest with three metadata tables that a package brings, and one that starts with a single table."""
 MAIN_CLASS = "software.amazon.kinesis.multilang.MultiLangDaemon"
 
 FAST = {
@@ -50,15 +63,24 @@ class JavaParts(msgspec.Struct, frozen=True, kw_only=True):
     class_path: str
 
 
-def java_daemon_parts() -> JavaParts:
-    """What a Java daemon needs; skips the test when java or nghttpx is missing and cannot be had."""
+def java_daemon_parts(version: Version = "3.1.3") -> JavaParts:
+    """What a Java daemon needs; skips the test when java, mvn or nghttpx is missing and cannot be had."""
     java = shutil.which("java")
     if java is None:
         pytest.skip("java is not installed")
-    return JavaParts(java=java, nghttpx=_nghttpx(), class_path=f"{_jars()}/*")
+    jars = _jars_of_package() if version == "3.1.3" else _jars_from_maven()
+    return JavaParts(java=java, nghttpx=_nghttpx(), class_path=f"{jars}/*")
 
 
-def _jars() -> Path:
+def _jars_from_maven() -> Path:
+    folder = CACHE / "kcl-3.5.1"
+    try:
+        return libraries(folder, DAEMON_OF_3_5_1)
+    except NotFound:
+        return libraries(folder, KCL_3_5_1_UNDER_AN_OLDER_DAEMON)
+
+
+def _jars_of_package() -> Path:
     folder = CACHE / PACKAGE
     if not folder.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
