@@ -39,12 +39,21 @@ from kcl_host.ports import Clock, CoordinatorTable, LeaseTable, WorkerMetricsTab
 _log = logging.getLogger(__name__)
 
 TABLE_READY: Final = ("ACTIVE", "UPDATING")
+AWAY_S: Final = 30.0
+"""How often a worker that waits for the end of 2.x mode looks."""
 WATCH_S: Final = 60.0
 """How often Migration3.0 is read while the application may still be rolled back to 2.x (spec migration 1.5)."""
 
 
 class NotYet(RetryLater):
-    """The fleet is not in a state that this worker may join; it may be later. To be waited for without limit."""
+    """The fleet is not in a state that this worker may join; it may be later. To be waited for without limit.
+
+    `pause_s` until the next look, None for the usual one.
+    """
+
+    def __init__(self, reason: str, pause_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.pause_s = pause_s
 
 
 class Metadata:
@@ -146,8 +155,11 @@ class Metadata:
                 self._remove_left_over(facts)
             case Refuse():
                 raise decision.error
-            case Observe() | Wait():
+            case Observe():
                 raise NotYet(decision.reason)
+            case Wait():
+                # A fleet in 2.x mode may be so for days, and each look is a scan.
+                raise NotYet(decision.reason, AWAY_S if facts.client_version else None)
         if self._created and self._settings.lease_table.point_in_time_recovery:
             self._lease_table.enable_point_in_time_recovery()
         _log.info("metadata format", extra={"action": "metadata_format", "status": self._format.live})

@@ -28,7 +28,7 @@ from kcl_host.coordination.metadata_tables import CoordinatorItems, Format, Work
 from kcl_host.coordination.renewal import Renewal
 from kcl_host.coordination.shard_end import ShardEnd
 from kcl_host.coordination.shard_sync import ShardSync, ShardSyncFailed
-from kcl_host.coordination.table_migration import FOLLOWING_S, TableMigration
+from kcl_host.coordination.table_migration import TableMigration
 from kcl_host.coordination.worker_report import WorkerReport
 from kcl_host.decisions.consumer_state import ShutdownReason
 from kcl_host.errors import (
@@ -318,7 +318,7 @@ class Supervisor:
         self._periodic("audit", self._auditor.run_once)
         self._periodic("cleanup", self._cleanup.run_once)
         self._periodic("client-version", self._metadata.run_once, fatal=(MetadataConflict, FleetRolledBack))
-        self._periodic("table-migration", self._table_migration.run_once, first_in_s=FOLLOWING_S)
+        self._periodic("table-migration", self._table_migration.run_once)
         # Workers of one host must not all measure at the same moment.
         first_s = self._settings.worker_metrics.capture_interval_s * self._outside.rng.random()
         self._periodic("load", self._outside.sample_load, first_in_s=first_s)
@@ -331,11 +331,13 @@ class Supervisor:
         attempts, pause_s = self._settings.coordinator.initialization_attempts, 0.2
         attempt, waits_for = 0, ""
         while True:
+            asked_s: float | None = None
             try:
                 step()
                 return True
             except NotYet as error:
                 # No failure: how long it takes is up to others. Said once for each reason.
+                asked_s = error.pause_s
                 if str(error) != waits_for:
                     waits_for = str(error)
                     _log.info("start waits", extra={"action": "start_waits", "reason": waits_for})
@@ -347,7 +349,7 @@ class Supervisor:
                     "start failed, will be repeated",
                     extra={"action": "start_failed", "attempt": attempt, "of": attempts, "error": str(error)},
                 )
-            if self._stop_within(pause_s):
+            if self._stop_within(pause_s if asked_s is None else asked_s):
                 return False
             pause_s = min(2 * pause_s, self._settings.coordinator.initialization_backoff_s)
 
@@ -374,6 +376,7 @@ class Supervisor:
 
     def _lead(self) -> float:
         """A leader's turn: a shard sync when it has just come to lead, then the assignment pass."""
+        came_to_lead = False
         if not self._election.is_leader():
             self._synced = False
         elif not self._synced:
@@ -381,8 +384,10 @@ class Supervisor:
             self._table_migration.look()
             if self._election.is_leader():
                 self._sync_shards()
-                self._synced = True
+                self._synced = came_to_lead = True
         self._lead_again_s = self._assigner.run_once()
+        if came_to_lead and "table-migration" in self._periodics:
+            self._periodics["table-migration"].poke()  # It waits as a follower would.
         return self._lead_again_s
 
     def _sync_shards(self) -> None:

@@ -30,6 +30,7 @@ from tests.integration.delivery_notes import Note, Notes
 
 CHILD: Final = f"{sys.executable} {Path(__file__).parent / 'children' / 'timed.py'}"
 APPLICATION, STREAM = "fleet", "numbers"
+COORDINATOR_TABLE: Final = f"{APPLICATION}-CoordinatorState"
 FAST: Final[dict[str, Any]] = {
     "failoverTimeMillis": 2000,
     "leaseAssignmentIntervalMillis": 1000,
@@ -245,7 +246,7 @@ class Fleet:
 
     def rows(self) -> dict[str, dict[str, str]]:
         """Every lease, attributes as text."""
-        items = self._items(APPLICATION)
+        items = [i for i in self._items(APPLICATION) if "leaseCounter" in i]
         return {i["leaseKey"]["S"]: {name: next(iter(value.values())) for name, value in i.items()} for i in items}
 
     def owners(self) -> dict[str, str | None]:
@@ -253,11 +254,51 @@ class Fleet:
         return {key: row.get("checkpointOwner", row.get("leaseOwner")) for key, row in self.rows().items()}
 
     def leader(self) -> str | None:
-        items = self._items(f"{APPLICATION}-CoordinatorState")
-        return next((i["ownerName"]["S"] for i in items if i["key"]["S"] == "Leader" and "ownerName" in i), None)
+        """Of the lease table, if there is one there."""
+        locks = self.metadata("Leader", in_lease_table=True) or self.metadata("Leader", in_lease_table=False)
+        return locks.get("ownerName")
+
+    def metadata(self, key: str, *, in_lease_table: bool) -> dict[str, str]:
+        """An item of the coordinator state, lists and maps left as they are; empty when there is none."""
+        table, name = (APPLICATION, "leaseKey") if in_lease_table else (COORDINATOR_TABLE, "key")
+        items = [item for item in self._items(table) if item[name]["S"] == key]
+        return {name: next(iter(value.values())) for item in items for name, value in item.items()}
+
+    def change(self, key: str, *, in_lease_table: bool, **values: str | int) -> None:
+        """As an operator would: changes attributes of an item that is there."""
+        table, name = (APPLICATION, "leaseKey") if in_lease_table else (COORDINATOR_TABLE, "key")
+        self._dynamodb.update_item(
+            TableName=table,
+            Key={name: {"S": key}},
+            UpdateExpression="SET " + ", ".join(f"{attribute} = :{attribute}" for attribute in values),
+            ConditionExpression="attribute_exists(#pk)",
+            ExpressionAttributeNames={"#pk": name},
+            ExpressionAttributeValues={
+                f":{attribute}": {"S": value} if isinstance(value, str) else {"N": str(value)}
+                for attribute, value in values.items()
+            },
+        )
+
+    def put_version(self, client_version: str) -> None:
+        """Migration3.0 as Java's migration tool leaves it."""
+        item = {"key": "Migration3.0", "cv": client_version, "mb": "KclMigrationTool"}
+        self._dynamodb.put_item(
+            TableName=COORDINATOR_TABLE, Item={name: {"S": value} for name, value in item.items()} | {"mts": {"N": "1"}}
+        )
+
+    def last_reports(self) -> dict[str, str]:
+        """By worker the `lut` of its row in the table of its own."""
+        return {item["wid"]["S"]: item["lut"]["N"] for item in self._items(f"{APPLICATION}-WorkerMetricStats")}
 
     def reporting(self) -> set[str]:
-        return {item["wid"]["S"] for item in self._items(f"{APPLICATION}-WorkerMetricStats")}
+        in_lease_table = {i["leaseKey"]["S"] for i in self._items(APPLICATION) if "lut" in i}
+        return in_lease_table | {item["wid"]["S"] for item in self._items(f"{APPLICATION}-WorkerMetricStats")}
+
+    def coordinator_keys(self) -> set[str]:
+        return {item["key"]["S"] for item in self._items(COORDINATOR_TABLE)}
+
+    def tables(self) -> set[str]:
+        return {name for name in self._dynamodb.list_tables()["TableNames"] if name.startswith(APPLICATION)}
 
     def is_even(self, *names: str) -> bool:
         """True when these workers hold all leases, no two differ by more than one, and none is on its way."""

@@ -38,7 +38,7 @@ import msgspec
 import pytest
 
 from kcl_host.aws.items import lease_from, lease_item
-from kcl_host.config.settings import LockSettings, RetrievalSettings
+from kcl_host.config.settings import CoordinatorSettings, LockSettings, RetrievalSettings
 from kcl_host.coordination.election import Election
 from kcl_host.decisions.consumer_state import ShutdownReason
 from kcl_host.decisions.pacing import pause_after_answer_s
@@ -211,7 +211,7 @@ def test_3_1_1_the_interval_of_the_assignment_can_be_set_in_the_file() -> None:
 
 def test_3_1_2_a_heartbeat_and_a_checkpoint_are_no_news(caplog: pytest.LogCaptureFixture) -> None:
     """#1496. Every update of a lease was logged at INFO with both of its rows, each checkpoint included."""
-    scene = Scene(shards=4, put_every_s=1.0)
+    scene = Scene(shards=4, put_every_s=1.0, coordinator=CoordinatorSettings())
     scene.start("a")
     scene.until(lambda: scene.settled("a"), limit_s=60)
     scene.run(60)

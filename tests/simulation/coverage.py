@@ -39,8 +39,11 @@ ACTIONS = (
     "renewal_failed",
     "shard_end_given_up",
     "shard_ended",
+    "metadata_format",
     "step_failed",
     "stop_step_failed",
+    "table_migration",
+    "table_migration_status",
 )
 OTHERS = (
     "kill -9",
@@ -60,6 +63,9 @@ OTHERS = (
     "exit TwinWorker",
     "records expired unread",
     "exit DrainDeadlineExceeded",
+    "exit FleetRolledBack",
+    "at rest in 2.x mode",
+    "migration complete",
 )
 
 

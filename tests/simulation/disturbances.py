@@ -7,6 +7,9 @@ from collections.abc import Callable
 
 import msgspec
 
+from kcl_host.decisions.metadata_format import VERSION_2X, VERSION_3X_WITH_ROLLBACK, VERSION_UPGRADE_FROM_2X
+from kcl_host.decisions.table_migration import STATUS_DEPLOYED, STATUS_PENDING
+from kcl_host.model.state import ClientVersionState
 from tests.simulation.child import Habits
 from tests.simulation.fleet import Fleet, Trap, Trouble, Worker
 
@@ -27,6 +30,7 @@ class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Act = Callable[[Fleet, Disturbance, Worker | None], None]
+RESTART_EVERY_S = 15.0
 KINDS: dict[str, tuple[Act, float, tuple[float, float]]] = {}
 """By name: what it does, how often it comes among all (weight), and the bounds of `for_s`."""
 
@@ -119,12 +123,16 @@ def nobody_there(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None
 
 @disturbance(0.3)
 def rolling_restart(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    restart_all(fleet, only_before_calm=True)
+
+
+def restart_all(fleet: Fleet, *, only_before_calm: bool) -> None:
     for n, slot in enumerate(sorted(fleet.workers)):
-        fleet.hub.at(fleet.hub.now_s + 15.0 * n, lambda slot=slot: _term(fleet, slot))
+        fleet.hub.at(fleet.hub.now_s + RESTART_EVERY_S * n, lambda slot=slot: _term(fleet, slot, only_before_calm))
 
 
-def _term(fleet: Fleet, slot: int) -> None:
-    if fleet.producing and fleet.workers[slot].alive:
+def _term(fleet: Fleet, slot: int, only_before_calm: bool) -> None:
+    if (fleet.producing or not only_before_calm) and fleet.workers[slot].alive:
         fleet.term(fleet.workers[slot])
 
 
@@ -362,3 +370,52 @@ def load(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
 def metrics_failing(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
     fleet.loads[item.slot] = -1.0
     fleet.hub.at(fleet.hub.now_s + item.for_s, lambda: fleet.loads.pop(item.slot, None))
+
+
+# What the operator deploys
+
+
+def deploy(fleet: Fleet, *, migrate_all: bool) -> None:
+    """A rolling restart with another migrateAllEntitiesToLeaseTable; phase 2 only where it is due, as operators do."""
+    item = fleet.metadata.coordinator.table_migration
+    if migrate_all and (item is None or item.status not in (STATUS_DEPLOYED, STATUS_PENDING)):
+        return
+    coordinator = msgspec.structs.replace(fleet.settings.coordinator, migrate_all_entities=migrate_all)
+    fleet.settings = msgspec.structs.replace(fleet.settings, coordinator=coordinator)
+    restart_all(fleet, only_before_calm=False)
+
+
+@disturbance(0.5)
+def phase_2(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    if fleet.is_migrating:
+        deploy(fleet, migrate_all=True)
+
+
+@disturbance(0.3)
+def phase_1(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    if fleet.is_migrating:
+        deploy(fleet, migrate_all=False)
+
+
+def version(client_version: str) -> ClientVersionState:
+    return ClientVersionState(client_version=client_version, modified_by="KclMigrationTool", modified_ms=0)
+
+
+@disturbance(0.3, (200.0, 300.0))
+def back_to_2x(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    """The operator's tool takes the fleet back to KCL 2.x, and forward again."""
+    table = fleet.metadata.coordinator
+    if table.client_version != version(VERSION_3X_WITH_ROLLBACK):
+        return
+    table.client_version = version(VERSION_2X)
+
+    def forward() -> None:
+        if not any(child.alive for each in fleet.live for child in each.children):
+            fleet.count("at rest in 2.x mode")
+        table.client_version = version(VERSION_UPGRADE_FROM_2X)
+        fleet.hub.at(fleet.hub.now_s + 60.0 * item.number, ready)
+
+    def ready() -> None:
+        table.client_version = version(VERSION_3X_WITH_ROLLBACK)
+
+    fleet.hub.at(fleet.hub.now_s + item.for_s, forward)

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from kcl_host.config.settings import Settings
+from kcl_host.decisions.table_migration import STATUS_COMPLETE
 from kcl_host.errors import KclHostError
 from kcl_host.runtime.outside import Outside
 from kcl_host.runtime.supervisor import Supervisor
@@ -165,6 +166,8 @@ class Fleet:
         clock = HubClock(self.hub)
         self.lease_table = SimLeaseTable(clock)
         self.metadata = InMemoryMetadata(clock, self.lease_table)
+        self.is_migrating = False
+        """Whether the metadata are to be moved into the lease table in this run."""
         self.stream = SimStream(clock, shard_count=shards, retention_s=retention_s)
         self.observer = Observer(self)
         self.lease_table.watch = self.observer.wrote
@@ -211,10 +214,11 @@ class Fleet:
     def load_of(self, worker: Worker) -> dict[str, float]:
         load = self.loads.get(worker.slot)
         if load is None and worker.has_reported_load:
-            # Who measures itself goes on to; it measures what it does, for a fixed value would never let it rest.
+            # Who measures itself goes on to: what it does, and in the end the same as all others, since only one lease
+            # a minute leaves a worker that has too many, which may take longer than the calm.
             running = sum(child.alive for child in worker.children)
             fair = max(1.0, len(self.stream.open_shard_ids) / max(1, len(self.live)))
-            load = min(95.0, round(50.0 * running / fair, 1))
+            load = min(95.0, round(20.0 + 10.0 * running / fair, 1)) if self.producing else 30.0
         worker.has_reported_load = load is not None
         return {} if load is None else {"C": load}
 
@@ -321,6 +325,20 @@ class Fleet:
         for slot, worker in list(self.workers.items()):
             if not worker.alive:
                 self.hub.at(self.hub.now_s, lambda slot=slot: self.start(slot))
+
+    def check_migrated(self) -> None:
+        """Raises Broken unless everything is in the lease table, and everybody knows it."""
+        legacy, moved = self.metadata.coordinator, self.metadata.coordinator_in_lease_table
+        status = legacy.table_migration and legacy.table_migration.status
+        if status != STATUS_COMPLETE or legacy.table_migration != moved.table_migration:
+            self._break("", f"the table migration says {status}")
+        if legacy.lock is not None or moved.lock is None or legacy.client_version is not None:
+            self._break("", f"left in the tables of their own: {legacy.lock}, {legacy.client_version}")
+        if moved.client_version is None:
+            self._break("", "Migration3.0 is in neither place")
+        reporting = self.metadata.metrics_in_lease_table.rows
+        if lost := [worker for worker in self.live if worker.worker_id not in reporting]:
+            self._break("", f"not seen by the leader: {lost}")
 
     def check_quiet(self, passes: int) -> None:
         """Raises Broken unless the fleet is at rest and complete; lets it run for so many passes of the leader.

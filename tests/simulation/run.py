@@ -7,12 +7,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import msgspec
 
 from kcl_host.config.settings import (
     AssignmentSettings,
     ChildSettings,
+    CoordinatorSettings,
     LeaseSettings,
     LockSettings,
     RetrievalSettings,
@@ -21,11 +23,16 @@ from kcl_host.config.settings import (
     StreamSettings,
     TableSettings,
 )
+from kcl_host.decisions.metadata_format import VERSION_3X_WITH_ROLLBACK
 from kcl_host.model.sequence import TRIM_HORIZON, InitialPosition
-from tests.simulation.disturbances import Disturbance, draw, plan
+from tests.simulation.disturbances import RESTART_EVERY_S, Disturbance, deploy, draw, plan, version
 from tests.simulation.fleet import Counting, Fleet
 from tests.simulation.observer import Broken
 
+Metadata = Literal["three", "single", "migrating", "with rollback"]
+"""Where the metadata of a fleet are; it moves into the lease table, or may go back to KCL 2.x, while it runs."""
+BAKE_S = 90.0
+"""Instead of Java's hour and day."""
 CALM_FAILOVERS = 30
 """After the last disturbance the fleet has so many times failoverTimeMillis to become quiet."""
 QUIET_PASSES = 3
@@ -43,6 +50,12 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     failover_s: float = 10.0
     every_s: float = DISTURBED_EVERY_S
     """One disturbance each so many seconds, on average."""
+
+    @property
+    def metadata(self) -> Metadata:
+        """Two of five seeds keep three tables and are done with KCL 2.x."""
+        kinds: tuple[Metadata, ...] = ("three", "three", "single", "migrating", "with rollback")
+        return kinds[self.seed % len(kinds)]
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -86,6 +99,11 @@ def settings_of(setup: Setup) -> Settings:
         lease=LeaseSettings(failover_s=failover_s),
         lock=LockSettings(lease_duration_s=failover_s, heartbeat_s=failover_s / 3),
         assignment=AssignmentSettings(interval_s=2 * failover_s),
+        coordinator=CoordinatorSettings(
+            metadata_table_format="single" if setup.metadata == "single" else "auto",
+            init_bake_s=BAKE_S,
+            complete_bake_s=BAKE_S,
+        ),
         retrieval=RetrievalSettings(mode="POLLING", mode_reason="simulation", idle_between_reads_s=3 * failover_s),
     )
 
@@ -103,12 +121,17 @@ def simulate(setup: Setup, schedule: list[Disturbance] | None = None) -> Outcome
         same_ids=setup.seed % 2 == 1,
         retention_s=SHORT_RETENTION_S if setup.seed % 4 == 3 else 86400.0,
     )
+    fleet.is_migrating = setup.metadata == "migrating"
+    if setup.metadata == "with rollback":
+        fleet.metadata.coordinator.client_version = version(VERSION_3X_WITH_ROLLBACK)
     plan(fleet, schedule)
     try:
         with counting(fleet):
             fleet.run(setup.hours * 3600)
             fleet.calm()
             fleet.run(CALM_FAILOVERS * setup.failover_s)
+            if fleet.is_migrating:
+                end_migration(fleet)
             fleet.check_quiet(QUIET_PASSES)
     except Broken as error:
         raise Failure(setup, schedule, str(error), fleet.observer.told(error)) from error
@@ -119,6 +142,15 @@ def simulate(setup: Setup, schedule: list[Disturbance] | None = None) -> Outcome
         records=fleet.observer.records,
         seconds=time.perf_counter() - started_s,
     )
+
+
+def end_migration(fleet: Fleet) -> None:
+    """The operator deploys phase 2 and waits. Raises Broken when not everything gets into the lease table by that."""
+    fleet.run(2 * BAKE_S)
+    deploy(fleet, migrate_all=True)
+    fleet.run(RESTART_EVERY_S * len(fleet.workers) + 4 * BAKE_S)
+    fleet.check_migrated()
+    fleet.count("migration complete")
 
 
 def outcome_of(setup: Setup) -> Outcome | Failure:

@@ -46,7 +46,6 @@ def test_all_that_one_worker_sends(one_of_each: Measured) -> None:
         "list_workers": pytest.approx(180, abs=1),
         "put": pytest.approx(120, abs=1),
         "heartbeat_lock": pytest.approx(1080, abs=1),
-        "update_table_migration": 1,  # The one step of this hour, to DEPLOYED.
     }
 
 
