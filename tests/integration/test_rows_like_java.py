@@ -89,6 +89,8 @@ def shard_id(number: int) -> str:
 
 
 def check_rows(ours: Sequence[Change], required: set[str]) -> None:
+    # KCL 3.1.3, which wrote the traces, knows no table migration.
+    ours = [change for change in ours if change.key != "TableMigration3.5"]
     assert differences(ours, GOLDEN, required) == []
     check_forms(ours)
     given_up = {(("owned", *rest), ("free", *rest)) for _, *rest in states(ours)}
