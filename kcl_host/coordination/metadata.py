@@ -30,7 +30,7 @@ from kcl_host.decisions.metadata_format import (
     should_create_client_version,
 )
 from kcl_host.decisions.worker_activity import judge_worker
-from kcl_host.errors import FleetRolledBack, RetryLater, TableMissing
+from kcl_host.errors import AccessError, FleetRolledBack, RetryLater, TableMissing
 from kcl_host.model.lease import LeaseListing, TableState
 from kcl_host.model.state import ClientVersionState
 from kcl_host.model.worker import WorkerListing, WorkerMetricStats
@@ -225,7 +225,10 @@ class Metadata:
                     "another worker has made this application one of a single table; deleting the empty table",
                     extra={"action": "table_deleted", "table": name},
                 )
-                table.delete_table()
+                try:
+                    table.delete_table()
+                except AccessError as error:
+                    _log.error("table not deleted", extra={"action": "table_left_over", "error": str(error)})
             if not self._created_beside:
                 _log.warning(
                     "an empty table beside a single table: delete it, or a Java worker may start as a second leader",

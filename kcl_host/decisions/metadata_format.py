@@ -38,6 +38,9 @@ LEADER_TYPE: Final = "LEADER"
 UNUSED_S: Final = 60.0
 """So long tables without any item may be those of a worker that is just starting; later they are nobody's."""
 
+STARTING_S: Final = 90.0
+"""So long a worker of Java 3.0 - 3.4 may take from its lease table to CoordinatorState; it waits up to 30 s itself."""
+
 
 class MetadataFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the tables show at start.
@@ -269,6 +272,9 @@ def _beside_coordinator_table(facts: MetadataFacts, settings: CoordinatorSetting
 def _beside_bare_lease_table(facts: MetadataFacts, settings: CoordinatorSettings) -> MetadataDecision:
     if facts.counters_moving is None:
         return Observe("a lease table without the tables of KCL 3.x: watching whether KCL 2.x workers use it")
+    if facts.counters_moving and facts.watched_s < STARTING_S:
+        # Java 3.0 - 3.4 makes its lease table first, and leases in it; the tables that tell it from 2.x come last.
+        return Wait("a lease table in use without the tables of KCL 3.x: waiting whether a worker is making them")
     if facts.counters_moving:
         return Refuse(
             message="KCL 2.x workers are running on this lease table. Migrate the application to KCL 3.x with Java "

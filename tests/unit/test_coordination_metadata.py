@@ -411,8 +411,10 @@ def test_counters_that_move_are_a_2x_fleet() -> None:
         metadata.prepare()
     tables.clock.advance(4.0)
     tables.lease.put(lease(owner="java-2x", counter=4))
-    with pytest.raises(MetadataConflict, match=r"2\.x workers are running"):
+    with pytest.raises(NotYet, match="making them"):
         metadata.prepare()
+    with pytest.raises(MetadataConflict, match=r"2\.x workers are running"):
+        prepared(metadata, tables.clock, within_s=86.0)
     assert tables.exist == (False, False, True)
 
 
@@ -424,7 +426,21 @@ def test_leases_that_appear_are_a_2x_fleet_that_starts() -> None:
         metadata.prepare()
     tables.lease.put(lease(counter=0))
     with pytest.raises(MetadataConflict, match=r"2\.x workers are running"):
+        prepared(metadata, tables.clock, within_s=90.0)
+
+
+def test_a_java_3_worker_that_is_still_making_its_tables_is_waited_for() -> None:
+    tables = bare()
+    metadata = tables.worker()
+    _swallow(metadata.prepare)
+    tables.clock.advance(30.0)
+    tables.lease.put(lease(owner="java-2x", counter=9))
+    with pytest.raises(NotYet, match="making them"):
         metadata.prepare()
+    tables.coordinator.create_table()
+    tables.coordinator.lock = LOCK
+    metadata.prepare()
+    assert tables.format.live == "INIT"
 
 
 def test_counters_that_stand_still_need_a_word_from_the_operator() -> None:

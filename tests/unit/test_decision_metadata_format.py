@@ -84,8 +84,8 @@ def test_2x_modes_are_waited_out(version: str) -> None:
         ({**THREE, "entity_types": frozenset({"LEADER"}), "table_migration_status": STATUS_PENDING}, "Two leaders"),
         ({"format": "three", "entity_types": frozenset({"LEASE"})}, "second leader"),
         ({"format": "three", "lease_table_has_index": True}, "second leader"),
-        ({"counters_moving": True}, "KCL 2.x workers are running"),
-        ({"format": "three", "counters_moving": True}, "KCL 2.x workers are running"),
+        ({"counters_moving": True, "watched_s": 90.0}, "KCL 2.x workers are running"),
+        ({"format": "three", "counters_moving": True, "watched_s": 90.0}, "KCL 2.x workers are running"),
     ],
 )
 def test_conflicts_are_refused(facts: dict[str, Any], message: str) -> None:
@@ -145,6 +145,10 @@ def test_moved_items_in_the_lease_table_are_no_conflict_on_the_way() -> None:
 def test_tables_without_any_item_are_waited_for_a_minute() -> None:
     assert isinstance(decide(**THREE, coordinator_table_used=False, watched_s=59.9), Wait)
     assert decide(**THREE, coordinator_table_used=False, watched_s=60.0) == UseThreeTables()
+
+
+def test_a_lease_table_in_use_may_be_that_of_a_java_3_worker_which_is_starting() -> None:
+    assert isinstance(decide(counters_moving=True, watched_s=89.9), Wait)
 
 
 @pytest.mark.parametrize("format", ["auto", "three", "single"])
