@@ -23,6 +23,7 @@ POLL_S = 0.15
 Kind = Literal["lease", "coordinator", "worker_metrics"]
 SUFFIXES: dict[str, Kind] = {"-CoordinatorState": "coordinator", "-WorkerMetricStats": "worker_metrics"}
 KEYS: dict[Kind, str] = {"lease": "leaseKey", "coordinator": "key", "worker_metrics": "wid"}
+COORDINATOR_KEYS = {"Leader", "Migration3.0", "TableMigration3.5"}
 COUNTED = {"leaseCounter"}
 HANDOVER = {"leaseOwner", "checkpointOwner"}
 
@@ -39,8 +40,13 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def kind(self) -> Kind:
-        """Of the table, by its name."""
-        return next((kind for suffix, kind in SUFFIXES.items() if self.table.endswith(suffix)), "lease")
+        """Of the table, by its name; in the lease table (KCL 3.5) by what no lease has."""
+        for suffix, kind in SUFFIXES.items():
+            if self.table.endswith(suffix):
+                return kind
+        if self.key in COORDINATOR_KEYS:
+            return "coordinator"
+        return "worker_metrics" if {"lut", "sts", "properties"} & self.changed.keys() else "lease"
 
 
 def read_trace(path: Path) -> list[Change]:

@@ -27,6 +27,7 @@ import psutil
 
 from kcl_host.local.engines import Engines
 from tests.integration.delivery_notes import Note, Notes
+from tests.recorder import Recorder
 
 CHILD: Final = f"{sys.executable} {Path(__file__).parent / 'children' / 'timed.py'}"
 APPLICATION, STREAM = "fleet", "numbers"
@@ -243,6 +244,10 @@ class Fleet:
         return sorted(wanted, key=lambda line: line.at_s)
 
     # Tables
+
+    def recorder(self) -> Recorder:
+        """Of every change in the tables of the application, while it is entered."""
+        return Recorder(self._dynamodb, APPLICATION)
 
     def rows(self) -> dict[str, dict[str, str]]:
         """Every lease, attributes as text."""

@@ -14,13 +14,23 @@ from typing import Any
 
 import pytest
 
-from kcl_host.decisions.table_migration import STATUS_COMPLETE, STATUS_DEPLOYED, STATUS_INIT, STATUS_PENDING
+from kcl_host.aws.table_migration import DynamoDbTableMigration
+from kcl_host.config.settings import TableSettings
+from kcl_host.decisions.table_migration import (
+    STATUS_COMPLETE,
+    STATUS_DEPLOYED,
+    STATUS_INIT,
+    STATUS_PENDING,
+    first_state,
+)
 from kcl_host.local.engines import Engines
 from tests.integration.fleet_of_hosts import APPLICATION, FAST, Fleet
 from tests.interop.dynamodb_local import dynamodb_local
+from tests.recorder import differences, read_trace, writes
 
 pytestmark = pytest.mark.integration
 
+GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 LIMIT_S = 30.0
 PATIENT: dict[str, Any] = {**FAST, "failoverTimeMillis": 5000, "workerMetricsReporterFreqInMillis": 1000}
 
@@ -32,7 +42,10 @@ def engines() -> Iterator[Engines]:
 
 
 def test_a_fleet_of_a_single_table(engines: Engines, tmp_path: Path) -> None:
-    with Fleet(engines, tmp_path, shards=4, metadataTableFormat="single", **PATIENT) as fleet:
+    with (
+        Fleet(engines, tmp_path, shards=4, metadataTableFormat="single", **PATIENT) as fleet,
+        fleet.recorder() as recorder,
+    ):
         first, second = fleet.start("a", "b")
         fleet.wait_until(lambda: fleet.is_even("a", "b"), LIMIT_S)
         assert fleet.tables() == {APPLICATION}
@@ -46,6 +59,49 @@ def test_a_fleet_of_a_single_table(engines: Engines, tmp_path: Path) -> None:
         assert leader.process.wait(LIMIT_S) == 0
         fleet.check_all_delivered()
         assert fleet.tables() == {APPLICATION}
+    java = read_trace(GOLDEN / "java-kcl-3.5.1-single-table.jsonl")
+    required = {"lease created", "assigned", "renewed", "checkpoint", "lock acquired", "worker metrics reported"}
+    assert differences(recorder.changes, java, required) == []
+
+
+def test_java_in_a_single_table_is_understood() -> None:
+    java = read_trace(GOLDEN / "java-kcl-3.5.1-single-table.jsonl")
+    kinds = {change.key: change.kind for change in java if change.new}
+    assert {kinds[key] for key in ("Leader", "Migration3.0")} == {"coordinator"}
+    assert {kind for key, kind in kinds.items() if key.startswith("java-")} == {"worker_metrics"}
+    assert {kind for key, kind in kinds.items() if key.startswith("shardId-")} == {"lease"}
+    assert not [write for write in writes(java) if write.startswith("unknown")]
+    assert {"handoff initiated", "handoff completed", "child shards written"} <= writes(java)
+
+
+def test_the_item_of_the_table_migration_is_written_as_java_writes_it() -> None:
+    """By names and types; the contract tests hold what we read and write to the same item."""
+    java = read_trace(GOLDEN / "java-kcl-3.5.1-three-tables.jsonl")
+    (item, *_) = (change.changed for change in java if change.key == "TableMigration3.5" and change.new)
+    assert item["tm"] == {"S": STATUS_INIT} and item["entityType"] == {"S": "TABLE_MIGRATION"}
+    client, table = Captured(), TableSettings(name="app-CoordinatorState")
+    DynamoDbTableMigration(client, table, TableSettings(name="app")).create(first_state(STATUS_INIT, "java-1", 5))
+    ours = client.item
+    assert shape(ours) == shape({name: value for name, value in item.items() if value})
+
+
+class Captured:
+    """A client that remembers what was put."""
+
+    item: dict[str, Any]
+
+    class exceptions:
+        class ConditionalCheckFailedException(Exception): ...
+
+    def put_item(self, **request: Any) -> None:
+        self.item = request["Item"]
+
+
+def shape(value: Any) -> Any:
+    """Names and types, the values left out."""
+    if isinstance(value, dict):
+        return {name: shape(inner) for name, inner in value.items()}
+    return [shape(inner) for inner in value] if isinstance(value, list) else None
 
 
 @pytest.mark.interop
