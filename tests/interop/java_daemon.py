@@ -22,7 +22,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Literal, Self
 
 import msgspec
 import pytest
@@ -126,6 +126,12 @@ class LoggedProcess:
         assert self.process is not None, "not started"
         return self.process.pid
 
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        assert self.process is not None, "not started"
+        return self.process.poll()
+
     def start(self) -> None:
         assert self.process is None, "already started"
         self.started_at = time.monotonic()
@@ -159,7 +165,7 @@ class LoggedProcess:
             self.process.send_signal(number)
         return self.process.wait(timeout_s)
 
-    def __enter__(self) -> LoggedProcess:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
