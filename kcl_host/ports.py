@@ -167,8 +167,8 @@ class LeaseTable(Protocol):
     def delete(self, lease_key: str) -> None: ...
 
 
-class CoordinatorTable(Protocol):
-    """Leader lock and migration items. Reads are consistent."""
+class MetadataTable(Protocol):
+    """A table beside the lease table, as a whole."""
 
     def exists(self) -> bool: ...
 
@@ -176,6 +176,10 @@ class CoordinatorTable(Protocol):
         """False when somebody else created it. Waits until it is ACTIVE either way."""
 
     def delete_table(self) -> None: ...
+
+
+class CoordinatorState(Protocol):
+    """Leader lock and Migration3.0, wherever they are. Reads are consistent."""
 
     def read_lock(self) -> LeaderLock | None: ...
 
@@ -194,6 +198,9 @@ class CoordinatorTable(Protocol):
 
     def update_client_version(self, state: ClientVersionState, expected: str) -> bool:
         """False when the item is gone, or says something else than `expected`."""
+
+
+class CoordinatorTable(MetadataTable, CoordinatorState, Protocol): ...
 
 
 class TableMigrationItems(Protocol):
@@ -223,15 +230,8 @@ class TableMigrationItems(Protocol):
         """Writes the last status into both tables, while `leader` owns the lock; False when somebody was faster."""
 
 
-class WorkerMetricsTable(Protocol):
-    """Worker metric stats."""
-
-    def exists(self) -> bool: ...
-
-    def create_table(self) -> bool:
-        """False when somebody else created it. Waits until it is ACTIVE either way."""
-
-    def delete_table(self) -> None: ...
+class WorkerReports(Protocol):
+    """Worker metric stats, wherever they are."""
 
     def put(self, stats: WorkerMetricStats) -> int | None:
         """Unconditional update of the named attributes.
@@ -246,6 +246,9 @@ class WorkerMetricsTable(Protocol):
 
     def delete_if_unchanged(self, stats: WorkerMetricStats) -> bool:
         """Deletes a stale row, provided that its last update is still the one given."""
+
+
+class WorkerMetricsTable(MetadataTable, WorkerReports, Protocol): ...
 
 
 class Stream(Protocol):

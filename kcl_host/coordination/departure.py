@@ -13,7 +13,7 @@ from kcl_host.decisions.assignment import plan_departure, track
 from kcl_host.decisions.worker_activity import judge_worker
 from kcl_host.errors import RetryLater
 from kcl_host.model.lease import Lease
-from kcl_host.ports import Clock, LeaseTable, WorkerMetricsTable
+from kcl_host.ports import Clock, LeaseTable, WorkerReports
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Departure:
     def __init__(
         self,
         lease_table: LeaseTable,
-        metrics_table: WorkerMetricsTable,
+        metrics_table: WorkerReports,
         worker_id: str,
         settings: Settings,
         clock: Clock,

@@ -25,7 +25,7 @@ from kcl_host.decisions.election import (
 )
 from kcl_host.errors import RetryLater
 from kcl_host.model.state import LeaderLock
-from kcl_host.ports import Clock, CoordinatorTable, NewLock
+from kcl_host.ports import Clock, CoordinatorState, NewLock
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Election:
 
     def __init__(
         self,
-        table: CoordinatorTable,
+        table: CoordinatorState,
         worker_id: str,
         settings: LockSettings,
         clock: Clock,

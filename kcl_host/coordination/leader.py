@@ -24,7 +24,7 @@ from kcl_host.decisions.worker_silence import note_silence
 from kcl_host.errors import KclHostError, RetryLater
 from kcl_host.model.lease import Lease, WriteOutcome
 from kcl_host.model.worker import WorkerMetricStats
-from kcl_host.ports import Clock, LeaseTable, WorkerMetricsTable
+from kcl_host.ports import Clock, LeaseTable, WorkerReports
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Assigner:
         self,
         election: Election,
         lease_table: LeaseTable,
-        metrics_table: WorkerMetricsTable,
+        metrics_table: WorkerReports,
         worker_id: str,
         assignment: AssignmentSettings,
         leases: LeaseSettings,

@@ -34,7 +34,7 @@ from kcl_host.errors import AccessError, FleetRolledBack, RetryLater, TableMissi
 from kcl_host.model.lease import LeaseListing, TableState
 from kcl_host.model.state import ClientVersionState
 from kcl_host.model.worker import WorkerListing, WorkerMetricStats
-from kcl_host.ports import Clock, CoordinatorTable, LeaseTable, WorkerMetricsTable
+from kcl_host.ports import Clock, LeaseTable, MetadataTable
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Metadata:
         """Whether this worker created the lease table; None: it asked for it and got no answer."""
         self._lost_create = False
         """True from the moment at which another worker created it first, until that one has shown its format."""
-        self._created_beside: list[tuple[CoordinatorTable | WorkerMetricsTable, str]] = []
+        self._created_beside: list[tuple[MetadataTable, str]] = []
         """Tables of three that this worker has created, with their names."""
 
     def prepare(self) -> None:
@@ -270,7 +270,7 @@ class Metadata:
         _log.info("table created", extra={"action": "table_created", "table": self._settings.lease_table.name})
         self._require_ready(self._lease_table.describe())
 
-    def _create(self, table: CoordinatorTable | WorkerMetricsTable, name: str) -> None:
+    def _create(self, table: MetadataTable, name: str) -> None:
         if not table.exists() and table.create_table():
             self._created_beside.append((table, name))
             _log.info("table created", extra={"action": "table_created", "table": name})

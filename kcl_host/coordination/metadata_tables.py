@@ -41,7 +41,7 @@ class Format:
 
 
 class CoordinatorItems:
-    """Implements ports.CoordinatorTable over both places."""
+    """Implements ports.CoordinatorState over both places."""
 
     def __init__(self, tables: MetadataTables, format: Format) -> None:
         self._tables: dict[Place, CoordinatorTable] = {
@@ -49,15 +49,6 @@ class CoordinatorItems:
             "lease": tables.coordinator_in_lease_table,
         }
         self._format = format
-
-    def exists(self) -> bool:
-        return self._lock_table.exists()
-
-    def create_table(self) -> bool:
-        return self._tables["legacy"].create_table()
-
-    def delete_table(self) -> None:
-        self._tables["legacy"].delete_table()
 
     @property
     def _lock_table(self) -> CoordinatorTable:
@@ -93,7 +84,7 @@ class CoordinatorItems:
 
 
 class WorkerMetrics:
-    """Implements ports.WorkerMetricsTable over both places."""
+    """Implements ports.WorkerReports over both places."""
 
     def __init__(self, tables: MetadataTables, format: Format) -> None:
         self._tables: dict[Place, WorkerMetricsTable] = {
@@ -104,15 +95,6 @@ class WorkerMetrics:
         self._written_to: Place | None = None
         self.found: dict[Place, WorkerListing] = {}
         """What the last listing found in each place that was read."""
-
-    def exists(self) -> bool:
-        return self._tables["legacy"].exists()
-
-    def create_table(self) -> bool:
-        return self._tables["legacy"].create_table()
-
-    def delete_table(self) -> None:
-        self._tables["legacy"].delete_table()
 
     def put(self, stats: WorkerMetricStats) -> int | None:
         place = routes(self._format.started, self._format.live).metrics_written

@@ -12,7 +12,7 @@ from kcl_host.config.settings import WorkerMetricsSettings
 from kcl_host.decisions.worker_activity import LEAVING
 from kcl_host.errors import RetryLater, TwinWorker
 from kcl_host.model.worker import WorkerMetricStats
-from kcl_host.ports import Clock, NewLock, WorkerMetricsTable
+from kcl_host.ports import Clock, NewLock, WorkerReports
 
 SUPPORT_CODE: Final = 1
 """SINGLE_TABLE_MIGRATION: the promise of spec migration 5, (a) to (e), renewed with each report."""
@@ -28,7 +28,7 @@ class WorkerReport:
 
     def __init__(
         self,
-        table: WorkerMetricsTable,
+        table: WorkerReports,
         worker_id: str,
         settings: WorkerMetricsSettings,
         clock: Clock,
