@@ -19,6 +19,7 @@ class Record(msgspec.Struct, gc=False, rename="camel"):
     approximate_arrival_timestamp: int
     """Epoch milliseconds."""
     sub_sequence_number: int = 0
+    """Index of a user record in its KPL aggregate, whose sequence number and arrival it has; 0 for a plain record."""
     action: str = "record"
 
     @property
@@ -27,7 +28,7 @@ class Record(msgspec.Struct, gc=False, rename="camel"):
 
 
 class RecordsPage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One answer of GetRecords.
+    """One answer of GetRecords, or one event of SubscribeToShard: `next_iterator` is its continuation sequence number.
 
     `next_iterator` None together with `child_shards` means the end of the shard; every other mixture is invalid
     (decisions.retrieval judges it). `payload_bytes` is the sum of the decoded data lengths.
@@ -41,10 +42,12 @@ class RecordsPage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a record source hands to the shard consumer. An empty one still carries the lag.
+    """What a record source hands to the shard consumer: the user records of one answer. An empty one carries the lag.
 
     `shard_end` marks the last batch; then `child_shards` is what Kinesis named, empty when the shard or the
-    stream is gone. `last_sequence_number` is that of the last Kinesis record fetched, None for an empty batch.
+    stream is gone. `last_sequence_number` is that of the last Kinesis record fetched, None where there was none; it may
+    lie after the last of `records`, since an aggregate may have no user record for this shard. `payload_bytes` is the
+    sum of the decoded data lengths of `records`.
     """
 
     records: list[Record]

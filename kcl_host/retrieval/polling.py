@@ -19,6 +19,7 @@ from typing import Final
 
 from kcl_host.config.settings import RetrievalSettings
 from kcl_host.decisions.child_restart import KeepIterator, ResumeAt, resume_position
+from kcl_host.decisions.deaggregation import Deaggregated, deaggregate
 from kcl_host.decisions.pacing import LEAST_IDLE_S, ReadBudget, pause_after_answer_s, pause_after_failure_s
 from kcl_host.decisions.position import first_position, lacks_timestamp, reposition
 from kcl_host.decisions.rng import Rng
@@ -26,7 +27,7 @@ from kcl_host.decisions.shard_end import judge_response
 from kcl_host.errors import AccessError, ExpiredIterator, InvalidPosition, KclHostError, StreamNotFound, Throttled
 from kcl_host.model.records import Batch, RecordsPage
 from kcl_host.model.sequence import LATEST, ExtendedSequenceNumber, InitialPosition, IteratorPosition
-from kcl_host.model.shard import ChildShard
+from kcl_host.model.shard import ChildShard, HashKeyRange
 from kcl_host.ports import Clock, Stream
 from kcl_host.retrieval.handoff import Handoff
 from kcl_host.retrieval.trouble import Trouble
@@ -44,7 +45,10 @@ class InvalidAnswer(KclHostError):
 
 
 class PollingSource:
-    """The record source of one lease incarnation. `log_extra` goes into every log line, with the shard."""
+    """The record source of one lease incarnation. `log_extra` goes into every log line, with the shard.
+
+    `hash_key_range` is the shard's; None, when it is not known, keeps every user record of an aggregate.
+    """
 
     def __init__(
         self,
@@ -56,6 +60,7 @@ class PollingSource:
         clock: Clock,
         rng: Rng,
         log_extra: Mapping[str, object] | None = None,
+        hash_key_range: HashKeyRange | None = None,
     ) -> None:
         self._stream = stream
         self._shard_id = shard_id
@@ -65,6 +70,7 @@ class PollingSource:
         self._clock = clock
         self._rng = rng
         self._extra = {"shard": shard_id, **(log_extra or {})}
+        self._hash_key_range = hash_key_range
         self._lock = threading.Lock()
         self._generation = 0
         self._start: IteratorPosition | None = None
@@ -192,18 +198,23 @@ class PollingSource:
         judgement = judge_response(page.next_iterator, page.child_shards)
         if judgement == "invalid":
             raise InvalidAnswer
+        # Not under the lock, and before the batch is queued: the bounds of the handoff count user records, and no child
+        # waits for it.
+        users = deaggregate(page.records, page.payload_bytes, self._hash_key_range)
         with self._lock:
-            return self._take(page, shard_end=judgement == "shard_end") if generation == self._generation else 0.0
+            if generation != self._generation:
+                return 0.0
+            return self._take(page, users, shard_end=judgement == "shard_end")
 
-    def _take(self, page: RecordsPage, *, shard_end: bool) -> float:
+    def _take(self, page: RecordsPage, users: Deaggregated, *, shard_end: bool) -> float:
         now_s = self._clock.monotonic()
         self._recover(now_s)
         batch = Batch(
-            records=page.records,
+            records=users.records,
             millis_behind_latest=page.millis_behind_latest,
             shard_end=shard_end,
             child_shards=page.child_shards,
-            payload_bytes=page.payload_bytes,
+            payload_bytes=users.payload_bytes,
             last_sequence_number=page.records[-1].sequence_number if page.records else None,
         )
         if not self._handoff.offer(batch):
@@ -217,9 +228,20 @@ class PollingSource:
             "batch fetched",
             "batch_fetched",
             records=len(page.records),
+            user_records=len(users.records),
+            outside_range=users.outside_range,
             payload_bytes=page.payload_bytes,
             millis_behind_latest=page.millis_behind_latest,
         )
+        for rest in users.unreadable:
+            self._say(
+                logging.ERROR,
+                "a KPL aggregate is damaged inside: its last user records are skipped, as Java's KCL does",
+                "aggregate_unreadable",
+                sequence_number=rest.sequence_number,
+                kept=rest.kept,
+                lost=rest.lost,
+            )
         if shard_end:
             self._end = page.child_shards
             return REST_S

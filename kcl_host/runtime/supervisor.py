@@ -265,6 +265,7 @@ class Supervisor:
             self._settings.initial_position,
             self._clock,
             self._outside.rng,
+            hash_key_range=held.lease.hash_key_range,
         )
 
     def _start_source(self, name: str, run_once: Callable[[], float | None]) -> Periodic:

@@ -35,8 +35,14 @@ from tests.interop.java_daemon import (
     write_properties,
 )
 from tests.interop.journal import Journal, Tenure, complaints
-from tests.recorder import Recorder, write_trace
+from tests.recorder import Recorder, differences, read_trace, write_trace
 
+GOLDEN = Path(__file__).parents[1] / "data" / "golden"
+SINGLE_TABLE = read_trace(GOLDEN / "java-kcl-3.5.1-single-table.jsonl")
+THREE_TABLES = [
+    change for file in sorted(GOLDEN.glob("*.jsonl")) if "single" not in file.name for change in read_trace(file)
+]
+COORDINATOR_TABLE = "-CoordinatorState"
 CHILD = Path(__file__).with_name("journaling_child.py")
 JAVA_ERRORS = Path(__file__).with_name("java_errors.json")
 """What a fleet of Java alone logs at ERROR, as beginnings of lines, and why."""
@@ -337,6 +343,7 @@ class Fleet:
         tenures = self.journal.tenures()
         assert complaints(tenures, stored, self.parents(), self.killed) == []
         assert self.two_locks() == []
+        assert self.strange_rows() == []
         assert self.errors() == {}
 
     def two_locks(self) -> list[float]:
@@ -348,6 +355,14 @@ class Fleet:
                 (places.discard if change.deleted else places.add)(change.table)
                 found += [change.t] if len(places) > 1 else []
         return found
+
+    def strange_rows(self) -> list[str]:
+        """What no fleet of Java alone has written: attributes, types, writes (tests/data/golden)."""
+        golden = THREE_TABLES if COORDINATOR_TABLE in self._tables_seen() else SINGLE_TABLE
+        return differences(self.recorder.changes, golden)
+
+    def _tables_seen(self) -> set[str]:
+        return {change.table.removeprefix(self.name) for change in self.recorder.changes}
 
     def errors(self) -> dict[str, list[str]]:
         """By worker what it should not have logged."""

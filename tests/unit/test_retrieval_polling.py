@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from base64 import b64decode, b64encode
 from collections.abc import Callable
 
 import pytest
@@ -25,6 +26,7 @@ from kcl_host.model.sequence import AT_SHARD_END, ExtendedSequenceNumber, Initia
 from kcl_host.model.shard import ChildShard, HashKeyRange, Shard, ShardFilter, StreamSummary
 from kcl_host.retrieval.handoff import Handoff
 from kcl_host.retrieval.polling import REST_S, PollingSource
+from tests.kpl import User, aggregate
 
 LATEST = ExtendedSequenceNumber("LATEST")
 TRIM_HORIZON = ExtendedSequenceNumber("TRIM_HORIZON")
@@ -73,6 +75,11 @@ class Shard0:
             )
             for n in numbers
         ]
+
+    def put_aggregate(self, number: int, *users: User | bytes, keys: tuple[str, ...] = ("k",)) -> None:
+        data = aggregate([user if isinstance(user, User) else User(user) for user in users], keys)
+        self.put(number)
+        self.records[-1].data = b64encode(data).decode()
 
     def _maybe_fail(self) -> None:
         self.clock.now_s += self.latency_s
@@ -134,6 +141,7 @@ class Rig:
         idle_s: float = 1.5,
         max_records: int = 10_000,
         bounds: tuple[int, int, int] = (4, 30_000, 8 * 2**20),
+        hash_key_range: HashKeyRange | None = None,
     ) -> None:
         self.clock = Clock()
         self.shard = Shard0(self.clock)
@@ -150,6 +158,7 @@ class Rig:
             self.clock,
             random.Random(1),
             {"worker": "w"},
+            hash_key_range,
         )
 
     def turn(self) -> float:
@@ -172,6 +181,10 @@ class Rig:
 
     def take_numbers(self) -> list[int]:
         return [int(r.sequence_number) for batch in self.take() for r in batch.records]
+
+    def take_above(self, checkpoint: ExtendedSequenceNumber) -> list[str]:
+        """Positions of the user records, as a consumer at this checkpoint passes them on."""
+        return [str(r.position) for batch in self.take() for r in drop_delivered(batch.records, checkpoint)]
 
 
 @pytest.fixture
@@ -673,3 +686,126 @@ def test_restarts_at_any_moment_from_another_thread_lose_nothing() -> None:
         stop.set()
         thread.join(20.0)
         rig.handoff.close()
+
+
+# KPL aggregates (retrieval 5, consumer-lifecycle 10)
+
+
+def test_user_records_come_in_place_of_their_aggregate(rig: Rig) -> None:
+    rig.shard.put(1)
+    rig.shard.put_aggregate(2, b"a", b"bc")
+    rig.source.open(TRIM_HORIZON)
+    rig.run(0)
+    (batch,) = rig.take()
+    assert [str(r.position) for r in batch.records] == ["1", "2", "2:1"]
+    assert [r.data for r in batch.records[1:]] == ["YQ==", "YmM="]
+    arrived_ms = rig.shard.records[1].approximate_arrival_timestamp
+    assert {r.approximate_arrival_timestamp for r in batch.records} == {arrived_ms}
+    text = rig.shard.records[1].data
+    assert batch.payload_bytes == 8 + len(text) - len(b64decode(text)) + len(b"abc")  # the fake counts the text
+    assert batch.last_sequence_number == "2"
+
+
+def test_the_bounds_of_the_handoff_count_user_records() -> None:
+    rig = Rig(bounds=(100, 30, 10**9), max_records=1)
+    for number in range(1, 11):
+        rig.shard.put_aggregate(number, *[b"x"] * 12)
+    rig.source.open(TRIM_HORIZON)
+    rig.run(60)
+    assert len(rig.shard.reads) == 3
+
+
+def test_an_aggregate_with_nothing_for_this_shard_is_left_behind() -> None:
+    rig = Rig(hash_key_range=HashKeyRange(0, 0))
+    rig.shard.put_aggregate(1, b"a", b"b")
+    rig.source.open(at(1, 1))
+    rig.run(2)
+    assert rig.take() == [Batch(records=[], millis_behind_latest=0)]
+    rig.shard.failures = [ExpiredIterator()]
+    rig.shard.put(2)
+    rig.run(5)
+    assert rig.shard.positions[1:] == [IteratorPosition(type="AFTER_SEQUENCE_NUMBER", sequence_number="1")]
+    assert rig.take_numbers() == [2]
+
+
+def test_user_records_that_cannot_be_told_are_said(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.shard.put_aggregate(7, b"a", User(b"b", key=5), b"c")
+    rig.shard.put(8)
+    rig.source.open(TRIM_HORIZON)
+    rig.run(0)
+    assert rig.take_above(TRIM_HORIZON) == ["7", "8"]
+    (line,) = caplog.records
+    facts = line.__dict__
+    assert line.levelno == logging.ERROR
+    assert (facts["action"], facts["sequence_number"], facts["kept"], facts["lost"], facts["shard"]) == (
+        "aggregate_unreadable", "7", 1, 2, "shardId-0",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("refusal", [ExpiredIterator, InvalidPosition])
+def test_an_iterator_that_expires_before_its_first_read_keeps_the_rest_of_the_aggregate(
+    rig: Rig, refusal: type[KclHostError]
+) -> None:
+    rig.shard.put_aggregate(5, b"a", b"b", b"c", b"d")
+    rig.shard.put(6)
+    rig.source.open(at(5, 1))
+    rig.shard.failures = [refusal()]
+    rig.run(1)
+    assert rig.take_above(at(5, 1)) == ["5:2", "5:3", "6"]
+
+
+def test_a_child_that_ends_inside_an_aggregate_gets_its_rest_however_often_the_iterator_expires(rig: Rig) -> None:
+    """The batch was fetched and taken, the next one fetched ahead; only a part of the first is checkpointed."""
+    rig.shard.put_aggregate(5, b"a", b"b", b"c")
+    rig.source.open(TRIM_HORIZON)
+    rig.run(0)
+    assert rig.take_above(TRIM_HORIZON) == ["5", "5:1", "5:2"]
+    rig.shard.put_aggregate(6, b"d", b"e")
+    rig.run(2)
+    rig.source.reopen(at(5, 0))
+    rig.shard.failures = [Throttled(), ExpiredIterator(), Unavailable(), ExpiredIterator()]
+    rig.run(60)
+    assert rig.take_above(at(5, 0)) == ["5:1", "5:2", "6", "6:1"]
+    at_the_aggregate = IteratorPosition(type="AT_SEQUENCE_NUMBER", sequence_number="5")
+    assert set(rig.shard.positions[1:]) == {at_the_aggregate}
+    rig.shard.failures = [ExpiredIterator()]
+    rig.shard.put(7)
+    rig.run(20)
+    assert rig.take_above(at(5, 0)) == ["7"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_faults_and_restarts_inside_aggregates_lose_nothing_and_repeat_nothing(seed: int) -> None:
+    """Children checkpoint at any user record and end; iterators expire at any moment."""
+    rng = random.Random(seed)
+    rig = Rig(max_records=3)
+    checkpoint = TRIM_HORIZON
+    rig.source.open(checkpoint)
+    produced: list[str] = []
+    seen: list[str] = []
+    kinds = [Throttled, Unavailable, ExpiredIterator, InvalidPosition]
+    for number in range(1, 201):
+        if rng.random() < 0.3:
+            rig.shard.put(number)
+            produced.append(str(number))
+        else:
+            users = rng.randrange(1, 5)
+            rig.shard.put_aggregate(number, *[b"x"] * users)
+            produced += [str(at(number, sub)) for sub in range(users)]
+        rig.shard.failures = [rng.choice(kinds)() for _ in range(rng.randrange(4))] if rng.random() < 0.5 else []
+        rig.run(rng.choice([1, 10, 400]))
+        for batch in rig.take()[: rng.randrange(4)] if (dies := rng.random() < 0.3) else rig.take():
+            seen += [str(r.position) for r in drop_delivered(batch.records, checkpoint)]
+        if dies:
+            done = seen.index(str(checkpoint)) if str(checkpoint) in seen else -1
+            reached = rng.randrange(done, len(seen))
+            if reached >= 0:
+                sequence_number, _, sub = seen[reached].partition(":")
+                checkpoint = at(int(sequence_number), int(sub or 0))
+            seen = seen[: reached + 1]
+            rig.source.reopen(checkpoint)
+    rig.shard.failures = []
+    for _ in range(80):
+        rig.run(20)
+        seen += rig.take_above(checkpoint)
+    assert seen == produced

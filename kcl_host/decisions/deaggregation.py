@@ -1,0 +1,168 @@
+"""Takes the user records out of KPL aggregates.
+
+An aggregate is one Kinesis record: the magic bytes, a protobuf message with a table of partition keys, a table of
+explicit hash keys and the user records that point into them, then the MD5 of that message. Whatever does not fit this
+exactly is a plain record and passes as it is, without a word, as in Java; so do damaged and truncated aggregates.
+
+A position inside an aggregate is the index of the user record **before** any filter, since checkpoints are exchanged
+with Java. Its numbers agree with ours: where it keeps an aggregate at all, it keeps the whole.
+
+Source: KCL 3.5.1 AggregatorUtil; spec retrieval 5. Where we differ: Java drops a whole aggregate when one of its user
+records lies outside the hash key range of the shard. When an aggregate lands on a shard that the producer did not
+expect (after a reshard), the KPL before 0.15.11 sent all of it again, but since then (its Retrier) only what lies
+outside: the others would be lost, so we decide for each. From an old producer those inside come twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from binascii import Error as Base64Error
+from binascii import a2b_base64, b2a_base64
+from functools import cache
+from typing import Any, Final
+
+import msgspec
+
+from kcl_host.model.records import Record
+from kcl_host.model.shard import MAX_HASH_KEY, MIN_HASH_KEY, HashKeyRange
+
+MAGIC: Final = b"\xf3\x89\x9a\xc2"
+_MAGIC_IN_BASE64: Final = "84maw"
+"""The first 30 of the 32 bits: enough to leave nearly every plain record undecoded."""
+_DIGEST_BYTES: Final = 16
+_WHOLE: Final = HashKeyRange(MIN_HASH_KEY, MAX_HASH_KEY)
+_DECIMAL: Final = re.compile(r"[+-]?\d{1,1000}")
+"""What Java's BigInteger takes; the bound is ours."""
+
+
+class UnreadableRest(msgspec.Struct, frozen=True, kw_only=True):
+    """An aggregate of which the last `lost` user records cannot be told: an index outside its table, or a bad hash key.
+
+    Java passes on those before and skips the rest; so do we, since all that is left of a shard would wait otherwise.
+    """
+
+    sequence_number: str
+    kept: int
+    """User records before the bad one, those outside the hash key range included."""
+    lost: int
+
+
+class Deaggregated(msgspec.Struct, frozen=True, kw_only=True):
+    """`payload_bytes` is the sum of the decoded data lengths of `records`."""
+
+    records: list[Record]
+    payload_bytes: int
+    outside_range: int = 0
+    """User records left out: the reader of another shard gets them."""
+    unreadable: tuple[UnreadableRest, ...] = ()
+
+
+def deaggregate(records: list[Record], payload_bytes: int, hash_key_range: HashKeyRange | None) -> Deaggregated:
+    """The user records of `records`, in order; `records` itself when there is no aggregate among them.
+
+    `payload_bytes` is the sum of the decoded data lengths of `records`. `hash_key_range` is the shard's, None when it
+    is not known: then every valid hash key is inside. Plain records pass whatever their partition key is. One level
+    only: an aggregate in an aggregate is a user record. Raises nothing.
+    """
+    # One comparison per record is all that a batch without aggregates costs.
+    if not [True for record in records if record.data[:5] == _MAGIC_IN_BASE64]:
+        return Deaggregated(records=records, payload_bytes=payload_bytes)
+    result: list[Record] = []
+    outside_range = 0
+    unreadable: list[UnreadableRest] = []
+    for record in records:
+        aggregate = _parse(record.data) if record.data[:5] == _MAGIC_IN_BASE64 else None
+        if aggregate is None:
+            result.append(record)
+            continue
+        message, container_bytes = aggregate
+        before = len(result)
+        seen, user_bytes = _append_user_records(result, record, message, hash_key_range or _WHOLE)
+        outside_range += seen - (len(result) - before)
+        payload_bytes += user_bytes - container_bytes
+        if lost := len(message.records) - seen:
+            unreadable.append(UnreadableRest(sequence_number=record.sequence_number, kept=seen, lost=lost))
+    return Deaggregated(
+        records=result, payload_bytes=payload_bytes, outside_range=outside_range, unreadable=tuple(unreadable)
+    )
+
+
+def _parse(data: str) -> tuple[Any, int] | None:
+    """The message of an aggregate and the length of the whole, None for anything else."""
+    try:
+        raw = a2b_base64(data)
+    except Base64Error:
+        return None
+    body = raw[len(MAGIC) : -_DIGEST_BYTES]
+    if not raw.startswith(MAGIC) or not body:
+        return None
+    if hashlib.md5(body, usedforsecurity=False).digest() != raw[-_DIGEST_BYTES:]:
+        return None
+    message_class, decode_error = _message_class()
+    try:
+        message = message_class.FromString(body)
+    except decode_error:
+        return None
+    # Python's parser, unlike Java's, takes a message without its required fields.
+    return (message, len(raw)) if message.IsInitialized() else None
+
+
+def _append_user_records(
+    result: list[Record], container: Record, message: Any, hash_key_range: HashKeyRange
+) -> tuple[int, int]:
+    """How many user records could be told, and the bytes of those that lie inside the range."""
+    keys = [_text(key) for key in message.partition_key_table]
+    key_is_inside = (
+        [True] * len(keys) if hash_key_range == _WHOLE else [_hash_key(key) in hash_key_range for key in keys]
+    )
+    explicit_is_inside = [_explicit_is_inside(_text(key), hash_key_range) for key in message.explicit_hash_key_table]
+    sequence_number, arrival_ms = container.sequence_number, container.approximate_arrival_timestamp
+    user_bytes = 0
+    for index, user in enumerate(message.records):
+        try:
+            key_index = user.partition_key_index
+            key, is_inside = keys[key_index], key_is_inside[key_index]
+            if user.HasField("explicit_hash_key_index"):
+                is_inside = explicit_is_inside[user.explicit_hash_key_index]
+        except IndexError:
+            return index, user_bytes
+        if is_inside:
+            data = user.data
+            user_bytes += len(data)
+            text = b2a_base64(data, newline=False).decode("ascii")
+            result.append(Record(text, key, sequence_number, arrival_ms, index))
+        elif is_inside is None:
+            return index, user_bytes
+    return len(message.records), user_bytes
+
+
+def _text(key: str | bytes) -> str:
+    """protobuf gives bytes for what is no UTF-8; Java reads it with replacement characters."""
+    return key if isinstance(key, str) else key.decode("utf-8", "replace")
+
+
+def _hash_key(partition_key: str) -> int:
+    return int.from_bytes(hashlib.md5(partition_key.encode(), usedforsecurity=False).digest(), "big")
+
+
+def _explicit_is_inside(hash_key: str, hash_key_range: HashKeyRange) -> bool | None:
+    """None when it is no number."""
+    return int(hash_key) in hash_key_range if _DECIMAL.fullmatch(hash_key) else None
+
+
+@cache
+def _message_class() -> tuple[Any, type[Exception]]:
+    """AggregatedRecord and the error of its parser; imported with the first aggregate only, since most hosts see none.
+
+    aws-kinesis-agg lets its generated modules find each other by putting two folders in front of sys.path. Under its
+    full name, and entered under the short one, the module is found without that.
+    """
+    from aws_kinesis_agg import config_pb2
+    from google.protobuf.message import DecodeError
+
+    sys.modules.setdefault("config_pb2", config_pb2)
+    from aws_kinesis_agg.messages_pb2 import AggregatedRecord
+
+    return AggregatedRecord, DecodeError

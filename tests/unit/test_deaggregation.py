@@ -1,0 +1,180 @@
+"""User records out of KPL aggregates (retrieval 5; KCL 3.5.1 AggregatorUtil)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from base64 import b64decode, b64encode
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kcl_host.decisions.deaggregation import Deaggregated, deaggregate
+from kcl_host.model.records import Record
+from kcl_host.model.shard import MAX_HASH_KEY, HashKeyRange
+from tests.kpl import MAGIC, User, aggregate, by_producer, message, seal
+
+CASES = json.loads((Path(__file__).parents[1] / "scenarios" / "deaggregation.json").read_text())
+ARRIVAL_MS = 1_700_000_000_123
+
+
+def record(data: bytes, sequence_number: str = "1", partition_key: str = "container") -> Record:
+    return Record(b64encode(data).decode(), partition_key, sequence_number, ARRIVAL_MS)
+
+
+def run(records: list[Record], hash_key_range: HashKeyRange | None = None) -> Deaggregated:
+    return deaggregate(records, sum(len(b64decode(r.data)) for r in records), hash_key_range)
+
+
+# Scenarios
+
+
+def container(fields: dict[str, Any], damage: str | None) -> bytes:
+    users = [
+        User(
+            aggregate([User(text.encode()) for text in user["inner"]]) if "inner" in user else user["data"].encode(),
+            user["key"],
+            user.get("explicit"),
+        )
+        for user in fields["users"]
+    ]
+    whole = aggregate(users, fields["keys"], fields["explicit"])
+    match damage:
+        case None:
+            return whole
+        case "digest":
+            return whole[:-1] + bytes([whole[-1] ^ 1])
+        case "truncated":
+            return whole[: len(whole) // 2]
+        case "magic":
+            return whole[:3] + b"\xc3" + whole[4:]
+        case "magic_only":
+            return MAGIC
+        case "no_message":
+            return seal(b"")
+        case "junk":
+            return seal(b"\x0a\x7fjunk")
+        case "no_key_index":
+            return seal(message([*users, User(b"c", key=None)]))
+        case "no_data":
+            return seal(message([*users, User(None)]))
+        case "trailing":
+            return whole + b"more"
+    raise AssertionError(damage)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_scenario(case: dict[str, Any]) -> None:
+    records = [
+        record(container(r["aggregate"], r.get("damage")), r["sequence_number"])
+        if "aggregate" in r
+        else record(r["data"].encode(), r["sequence_number"], r["partition_key"])
+        for r in case["records"]
+    ]
+    given_data = {r.sequence_number: r.data for r in records}
+    inner = [
+        user["inner"] for r in case["records"] for user in r.get("aggregate", {}).get("users", []) if "inner" in user
+    ]
+    for texts in inner:
+        given_data["1"] = b64encode(aggregate([User(text.encode()) for text in texts])).decode()
+    bounds = case["hash_key_range"]
+    result = run(records, HashKeyRange(*map(int, bounds)) if bounds else None)
+    expected = [
+        Record(
+            b64encode(e["data"].encode()).decode() if e["data"] is not None else given_data[e["sequence_number"]],
+            e["partition_key"],
+            e["sequence_number"],
+            ARRIVAL_MS,
+            e["sub_sequence_number"],
+        )
+        for e in case["expect"]
+    ]
+    assert result.records == expected, case["why"]
+    assert result.outside_range == case["expect_outside_range"], case["why"]
+    unreadable = [{"sequence_number": u.sequence_number, "kept": u.kept, "lost": u.lost} for u in result.unreadable]
+    assert unreadable == case["expect_unreadable"], case["why"]
+    assert result.payload_bytes == sum(len(b64decode(r.data)) for r in result.records)
+
+
+def test_plain_records_are_neither_decoded_nor_copied() -> None:
+    records = [Record(text, "p", "1", 0) for text in ("84maX", "no base64 at all!", "", "84ma")]
+    result = deaggregate(records, 7, None)
+    assert result.records is records
+    assert result.payload_bytes == 7
+
+
+def test_text_that_only_begins_like_an_aggregate_passes() -> None:
+    records = [Record(text, "p", "1", 0) for text in ("84maw", "84mawg==", "84mawg" + "=" * 40)]
+    assert deaggregate(records, 0, None).records == records
+
+
+def test_a_partition_key_that_is_no_text_is_read_as_java_reads_it() -> None:
+    (user,) = run([record(aggregate([User(b"a")], [b"caf\xe9"]))]).records
+    assert user.partition_key == "caf\N{REPLACEMENT CHARACTER}"
+
+
+# Round trip with the producer library
+
+keys = st.text(min_size=1, max_size=20)
+hash_keys = st.integers(0, MAX_HASH_KEY)
+users = st.lists(st.tuples(keys, st.binary(max_size=300), st.none() | hash_keys.map(str)), min_size=1, max_size=30)
+
+
+@given(st.lists(users | st.binary(max_size=50), max_size=5), st.none() | st.tuples(hash_keys, hash_keys).map(sorted))
+def test_what_a_producer_packs_comes_out(
+    contents: list[list[tuple[str, bytes, str | None]] | bytes], bounds: list[int] | None
+) -> None:
+    start, end = bounds or (0, MAX_HASH_KEY)
+    records, expected = [], []
+    for number, content in enumerate(contents):
+        if isinstance(content, bytes):
+            records.append(record(content, str(number), "p"))
+            expected.append((str(number), 0, "p", content))
+            continue
+        records.append(record(by_producer(content), str(number)))
+        for sub, (key, data, explicit) in enumerate(content):
+            hash_key = int(explicit) if explicit else int(hashlib.md5(key.encode()).hexdigest(), 16)
+            if start <= hash_key <= end:
+                expected.append((str(number), sub, key, data))
+    result = run(records, HashKeyRange(start, end) if bounds else None)
+    assert [
+        (r.sequence_number, r.sub_sequence_number, r.partition_key, b64decode(r.data)) for r in result.records
+    ] == expected
+    assert result.payload_bytes == sum(len(e[3]) for e in expected)
+    assert not result.unreadable
+
+
+@given(users, st.integers(0, 10_000), st.integers(1, 255))
+def test_one_flipped_byte_makes_it_a_plain_record(
+    content: list[tuple[str, bytes, str | None]], place: int, flip: int
+) -> None:
+    data = bytearray(by_producer(content))
+    data[place % len(data)] ^= flip
+    damaged = [record(bytes(data))]
+    assert run(damaged).records == damaged
+
+
+# Import
+
+
+def test_protobuf_is_imported_with_the_first_aggregate_and_leaves_the_path_alone() -> None:
+    program = """
+import sys
+from kcl_host.decisions.deaggregation import deaggregate
+import kcl_host.retrieval.polling
+from kcl_host.model.records import Record
+path = list(sys.path)
+deaggregate([Record("84maX", "p", "1", 0)], 0, None)
+assert "google.protobuf" not in sys.modules and "aws_kinesis_agg" not in sys.modules
+assert len(deaggregate([Record(sys.argv[1], "p", "1", 0)], 0, None).records) == 2
+assert "google.protobuf" in sys.modules
+assert "six" not in sys.modules
+assert sys.path == path
+"""
+    data = b64encode(aggregate([User(b"a"), User(b"b")])).decode()
+    subprocess.run([sys.executable, "-W", "error", "-c", program, data], check=True)
