@@ -53,7 +53,7 @@ def main() -> int:
         metavar="NAME",
         action="append",
         default=[],
-        help="cases whose name contains this, e.g. handovers, 3.5.1",
+        help="cases with this in their name, e.g. handovers, 3.5.1, single; given twice: with either",
     )
     parser.add_argument("--short", action="store_true", help="only what the gate runs")
     options, for_pytest = parser.parse_known_args()

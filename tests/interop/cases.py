@@ -127,13 +127,13 @@ def graceful_handovers(fleet: Fleet) -> None:
     """By load, from either kind to the other, under a leader of either kind; nothing comes twice: nobody crashes."""
 
     def join(new: str, others: list[str], leader: str, limit_s: float) -> None:
-        """The new worker gets shards from one of the other kind."""
+        """Shards go to it, or in its wake to another of its kind, from the other kind."""
         since_s = time.monotonic()
         fleet.start(new)
         fleet.wait_delivering(new, *others, limit_s=limit_s)
         fleet.wait_until(
-            f"a handover from the other kind to {new}",
-            lambda: any(to == new and kind_of(old) != kind_of(new) for old, to in fleet.handovers(since_s)),
+            f"a handover to {kind_of(new)} from the other kind",
+            lambda: any(kind_of(old) != kind_of(new) == kind_of(to) for old, to in fleet.handovers(since_s)),
             limit_s,
         )
         assert fleet.leader() == leader
@@ -147,6 +147,7 @@ def graceful_handovers(fleet: Fleet) -> None:
     join("java-2", ["java-1", "kcl-host-2"], "java-1", JAVA_KNOWN_S)
     fleet.stop("java-1")
     fleet.wait_leader("kcl-host-2", limit_s=KCL_HOST_S)
+    fleet.wait_delivering("java-2", "kcl-host-2", limit_s=JAVA_KNOWN_S)
     fleet.wait_until("three shards each", lambda: fleet.shares() == [3, 3], JAVA_KNOWN_S)
     join("kcl-host-3", ["java-2", "kcl-host-2"], "kcl-host-2", KCL_HOST_S)
     fleet.finish()

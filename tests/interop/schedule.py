@@ -29,6 +29,29 @@ class Room:
             self._changed.notify_all()
 
 
+class Story:
+    """One that is being told, or will be; `seconds` is how long it took, once `result` has returned or raised."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._future = Future[None]()
+
+    def result(self) -> None:
+        """Waits for its end; raises what it raised."""
+        self._future.result()
+
+    def tell(self, tell: Callable[[], object]) -> None:
+        began_s = time.monotonic()
+        try:
+            tell()
+        except BaseException as error:
+            self.seconds = time.monotonic() - began_s
+            self._future.set_exception(error)
+        else:
+            self.seconds = time.monotonic() - began_s
+            self._future.set_result(None)
+
+
 class Schedule:
     """Tells each story that is given to `add`, by itself; `cancel` at the end."""
 
@@ -37,20 +60,19 @@ class Schedule:
         self._room = Room(AT_ONCE)
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="story")
 
-    def add(self, java_workers: int, story: Callable[[], object]) -> Future[float]:
-        """The answer is how long it took, in seconds; or it raises what the story raised."""
+    def add(self, java_workers: int, tell: Callable[[], object]) -> Story:
+        story = Story()
 
-        def told() -> float:
+        def in_turn() -> None:
             self._room.take(java_workers)
-            began_s = time.monotonic()
             try:
                 if not self.cancelled.is_set():
-                    story()
+                    story.tell(tell)
             finally:
                 self._room.leave(java_workers)
-            return time.monotonic() - began_s
 
-        return self._pool.submit(told)
+        self._pool.submit(in_turn)
+        return story
 
     def cancel(self) -> None:
         """Waits for the stories that are being told; they end at their next look at `cancelled`."""
