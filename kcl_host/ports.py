@@ -217,7 +217,8 @@ class TableMigrationItems(Protocol):
     def update(self, state: TableMigrationState, expected_status: str) -> bool:
         """False when the item is gone, or has another status than `expected_status`."""
 
-    def delete(self) -> None: ...
+    def delete(self, expected_status: str) -> bool:
+        """False when the item is gone, or has another status than `expected_status`."""
 
     def list_items(self) -> list[CoordinatorItem]:
         """Everything in the CoordinatorState table."""

@@ -75,10 +75,20 @@ class DynamoDbTableMigration:
             )
         )
 
-    def delete(self) -> None:
-        """Whatever its status, as Java does (spec migration 2.4, INIT)."""
-        with self._legacy.translated():
-            self._client.delete_item(TableName=self._legacy.name, Key=self._legacy.key(TABLE_MIGRATION_KEY))
+    def delete(self, expected_status: str) -> bool:
+        """False when the item is gone, or has another status than `expected_status`.
+
+        Java deletes whatever it finds (spec migration 2.4, INIT). A leader that was stopped in the middle must not
+        delete what another has written since: after the end that would make a second leader.
+        """
+        return self._legacy.applied(
+            lambda: self._client.delete_item(
+                TableName=self._legacy.name,
+                Key=self._legacy.key(TABLE_MIGRATION_KEY),
+                ConditionExpression="tm = :expected",
+                ExpressionAttributeValues={":expected": text(expected_status)},
+            )
+        )
 
     def list_items(self) -> list[CoordinatorItem]:
         """Everything in the CoordinatorState table, by a consistent scan."""

@@ -29,6 +29,7 @@ from kcl_host.decisions.metadata_format import (
     promoted_client_version,
     should_create_client_version,
 )
+from kcl_host.decisions.table_migration import STATUS_COMPLETE
 from kcl_host.decisions.worker_activity import judge_worker
 from kcl_host.errors import AccessError, FleetRolledBack, RetryLater, TableMissing
 from kcl_host.model.lease import LeaseListing, TableState
@@ -189,7 +190,8 @@ class Metadata:
         tables = self._tables
         has_coordinator, has_metrics = tables.coordinator.exists(), tables.worker_metrics.exists()
         migration = tables.migration.read() if has_coordinator else None
-        version = tables.coordinator.read_client_version() if has_coordinator else None
+        has_moved = migration is not None and migration.status == STATUS_COMPLETE
+        version = tables.coordinator.read_client_version() if has_coordinator and not has_moved else None
         if version is None and state is not None:
             version = tables.coordinator_in_lease_table.read_client_version()
         moving = None if state is None else self._counters_moving(listing)

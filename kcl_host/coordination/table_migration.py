@@ -16,6 +16,7 @@ from kcl_host.coordination.election import Election
 from kcl_host.coordination.metadata_tables import Format, WorkerMetrics
 from kcl_host.decisions.table_migration import (
     MOVED_AT_ONCE,
+    STATUS_INIT,
     Create,
     Delete,
     Finalise,
@@ -131,8 +132,7 @@ class TableMigration:
             case Nothing():
                 return True
             case Delete():
-                self._items.delete()
-                return self._now(None)
+                return self._items.delete(STATUS_INIT) and self._now(None)
             case Create():
                 return self._items.create(step.state) and self._now(step.state)
             case Update():

@@ -61,12 +61,14 @@ def local_status(status: str | None, *, migrate_all: bool) -> LocalStatus | None
 
 
 def followed(status: str | None, before: LocalStatus, *, migrate_all: bool) -> LocalStatus:
-    """The local status of a running worker that was `before` and now reads `status`.
+    """The local status of a running worker that was `before` and now reads `status`; from COMPLETE no way leads back.
 
-    Where its flag contradicts it, or the status is none that we know, it stays what it was; but for COMPLETE there is
-    no way back from anything.
+    Without an item, or beside a status that we do not know, it stays what it was. INIT is followed against the flag
+    too, as in Java: an item made anew must have a leader that brings it to DEPLOYED, and who cannot start cannot lead.
     """
-    return local_status(status, migrate_all=migrate_all) or before
+    if before == "COMPLETE":
+        return before
+    return local_status(status, migrate_all=migrate_all) or ("INIT" if status == STATUS_INIT else before)
 
 
 class Routes(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,10 +46,11 @@ def test_it_is_updated_from_the_status_expected(migration: Migration) -> None:
     assert [entry.status for entry in DEPLOYED.history] == [STATUS_INIT, STATUS_INIT]
 
 
-def test_it_is_deleted(migration: Migration) -> None:
+def test_it_is_deleted_with_the_status_expected(migration: Migration) -> None:
     migration.items.create(INIT)
-    migration.items.delete()
-    migration.items.delete()
+    assert not migration.items.delete(STATUS_DEPLOYED)
+    assert migration.items.delete(STATUS_INIT)
+    assert not migration.items.delete(STATUS_INIT)
     assert migration.items.read() is None
 
 

@@ -58,9 +58,12 @@ class InMemoryTableMigration:
             self._legacy.table_migration = state
             return True
 
-    def delete(self) -> None:
+    def delete(self, expected_status: str) -> bool:
         with self._requests.request("delete_table_migration"):
-            self._table().table_migration = None
+            if not self._has_status(expected_status):
+                return False
+            self._legacy.table_migration = None
+            return True
 
     def list_items(self) -> list[CoordinatorItem]:
         with self._requests.request("list_coordinator_items"):

@@ -376,6 +376,15 @@ def test_a_single_table_is_recognised_and_nothing_is_created_beside_it() -> None
     assert tables.format.live == "COMPLETE"
 
 
+def test_after_the_move_only_the_lease_table_tells_the_client_version() -> None:
+    tables = existing()
+    tables.coordinator.table_migration = first_state(STATUS_COMPLETE, OTHER, 0)
+    tables.coordinator.client_version = _version("CLIENT_VERSION_2X")
+    tables.single.client_version = _version("CLIENT_VERSION_3X")
+    tables.worker().prepare()
+    assert tables.format.live == "COMPLETE"
+
+
 def test_the_client_version_of_a_single_table_counts() -> None:
     tables = Tables(lease=True)
     tables.single.client_version = _version("CLIENT_VERSION_2X")

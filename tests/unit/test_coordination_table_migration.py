@@ -180,6 +180,19 @@ def test_an_owner_that_does_not_know_the_format_starts_the_time_anew(world: Worl
     assert item is not None and item.modified_ms == round(world.clock.wall() * 1000)
 
 
+def test_a_leader_that_was_stopped_does_not_delete_what_another_wrote_since(world: World) -> None:
+    worker = leader(world)
+    reporting(world)
+    worker.turn()
+    world.report(OTHER, code=0)
+    deployed = first_state(STATUS_DEPLOYED, OTHER, 0)
+    world.metadata.migration.faults = before(
+        "delete_table_migration", lambda: setattr(world.legacy, "table_migration", deployed)
+    )
+    worker.turn()
+    assert (world.legacy.table_migration, worker.format.live) == (deployed, "DEPLOYED")
+
+
 def test_a_code_that_was_not_renewed_for_three_reports_does_not_count(world: World) -> None:
     worker = leader(world)
     reporting(world)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from kcl_host.config.settings import CoordinatorSettings, WorkerMetricsSettings
 from kcl_host.decisions.table_migration import (
     HISTORY,
+    KNOWN_STATUSES,
     NOT_MOVED,
     STATUS_COMPLETE,
     STATUS_DEPLOYED,
@@ -53,8 +55,31 @@ def cases(part: str) -> Any:
 def test_the_status_of_a_worker(case: dict[str, Any]) -> None:
     found = local_status(case["item"], migrate_all=case["migrate_all"])
     assert found == case["expect"], case["why"]
-    for before in LOCALS:
-        assert followed(case["item"], before, migrate_all=case["migrate_all"]) == (found or before)
+    for before, now in case["followed"].items():
+        assert followed(case["item"], before, migrate_all=case["migrate_all"]) == now, case["why"]
+
+
+def test_the_statuses_are_all_there() -> None:
+    statuses = (None, *KNOWN_STATUSES, "TABLE_MIGRATION_STATUS_LATER")
+    found = [(case["item"], case["migrate_all"]) for case in SCENARIOS["local_status"]]
+    assert sorted(map(str, found)) == sorted(map(str, itertools.product(statuses, (False, True))))
+    assert all(tuple(case["followed"]) == LOCALS for case in SCENARIOS["local_status"])
+
+
+@pytest.mark.parametrize("status", [None, STATUS_INIT, STATUS_DEPLOYED, STATUS_PENDING])
+def test_a_running_fleet_of_phase_2_gets_to_the_end_from_every_status(status: str | None) -> None:
+    """Its workers could not start again before DEPLOYED, so one of them has to lead it there."""
+    fleet = frozenset("ab")
+    summary = FleetSummary(lease_owners=fleet, reporting_owners=fleet, active_in_own_table=frozenset(), support_code=1)
+    item, local, written = status and first_state(status, "other", NOW_MS), "PENDING", []
+    for day in range(1, 6):
+        local = followed(item and item.status, local, migrate_all=True)
+        step = next_step(local, item, summary, NOT_MOVED, NOW_MS + day * 86_400_000, ME, SETTINGS)
+        if isinstance(step, Create | Update | Finalise):
+            item = step.state
+            written.append(item.status)
+    forward = [STATUS_DEPLOYED, STATUS_PENDING, STATUS_COMPLETE]
+    assert written == forward[0 if status in (None, STATUS_INIT) else forward.index(status) + 1 :]
 
 
 @cases("routes")
