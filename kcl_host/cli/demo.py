@@ -45,7 +45,8 @@ RATE_WINDOW_S: Final = 2.0
 @click.option("--plain", is_flag=True, help="Lines instead of the live table, for scripts and logs.")
 @click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Write the last view as an SVG.")
 @click.option("--rate", type=click.IntRange(1, 2000), default=40, show_default=True, help="Records per second.")
-def demo(seconds: float | None, plain: bool, picture: Path | None, rate: int) -> int:
+@click.option("--aggregate", type=click.IntRange(1, 1000), default=1, metavar="N", help="N records to a KPL aggregate.")
+def demo(seconds: float | None, plain: bool, picture: Path | None, rate: int, aggregate: int) -> int:
     """Watch kcl-host at work, with nothing but this machine.
 
     Starts the embedded Kinesis and DynamoDB, makes a stream of 4 shards, produces numbered records, runs the host
@@ -63,12 +64,19 @@ def demo(seconds: float | None, plain: bool, picture: Path | None, rate: int) ->
         log_path = Path(folder) / "host.log"
         with log_path.open("w") as log_file:
             log.configure(level="INFO", format="text", stream=log_file)
-            return _Demo(engines, Path(folder), seconds, plain, picture, rate).run()
+            return _Demo(engines, Path(folder), seconds, plain, picture, rate, aggregate).run()
 
 
 class _Demo:
     def __init__(
-        self, engines: Engines, folder: Path, seconds: float | None, plain: bool, picture: Path | None, rate: int
+        self,
+        engines: Engines,
+        folder: Path,
+        seconds: float | None,
+        plain: bool,
+        picture: Path | None,
+        rate: int,
+        aggregate: int,
     ) -> None:
         self._engines = engines
         self._folder = folder
@@ -76,6 +84,7 @@ class _Demo:
         self._plain = plain
         self._picture = picture
         self._rate = rate
+        self._aggregate = aggregate
         self._started_s = time.monotonic()
         self._first_record_s: float | None = None
         self._failure: BaseException | None = None
@@ -86,7 +95,7 @@ class _Demo:
         from kcl_host.local.producer import Producer
 
         self._engines.create_stream(STREAM, SHARDS)
-        producer = Producer(self._engines, STREAM, records_per_s=self._rate)
+        producer = Producer(self._engines, STREAM, records_per_s=self._rate, aggregate=self._aggregate)
         producer.start()
         supervisor = self._supervisor()
         host = threading.Thread(target=self._host, args=(supervisor,), name="host")

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 @click.option("--stream", metavar="NAME", help="Create this stream.")
 @click.option("--shards", type=click.IntRange(1, 1000), default=4, show_default=True, help="Shards of that stream.")
 @click.option("--produce", type=click.FloatRange(0.1, 10000), metavar="RATE", help="Records per second into it.")
-def local(kinesis_port: int, dynamodb_port: int, stream: str | None, shards: int, produce: float | None) -> int:
+@click.option("--aggregate", type=click.IntRange(1, 1000), default=1, metavar="N", help="N of them to a KPL aggregate.")
+def local(
+    kinesis_port: int, dynamodb_port: int, stream: str | None, shards: int, produce: float | None, aggregate: int
+) -> int:
     """Run the embedded Kinesis and DynamoDB until INT or TERM.
 
     Prints the lines that a .properties file needs to use them. They listen on 127.0.0.1 only, keep everything in
@@ -28,6 +31,8 @@ def local(kinesis_port: int, dynamodb_port: int, stream: str | None, shards: int
     """
     if produce and not stream:
         raise ConfigurationError("--produce needs --stream NAME")
+    if aggregate > 1 and not produce:
+        raise ConfigurationError("--aggregate needs --produce RATE")
     # Blocked before any thread starts, so that only the sigwait below ever sees them.
     signals = {signal.SIGINT, signal.SIGTERM}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -39,7 +44,7 @@ def local(kinesis_port: int, dynamodb_port: int, stream: str | None, shards: int
                 if produce:
                     from kcl_host.local.producer import Producer
 
-                    producer = Producer(engines, stream, records_per_s=produce)
+                    producer = Producer(engines, stream, records_per_s=produce, aggregate=aggregate)
                     producer.start()
             try:
                 for line in _introduction(engines, stream):

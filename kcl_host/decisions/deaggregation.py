@@ -10,7 +10,8 @@ with Java. Its numbers agree with ours: where it keeps an aggregate at all, it k
 Source: KCL 3.5.1 AggregatorUtil; spec retrieval 5. Where we differ: Java drops a whole aggregate when one of its user
 records lies outside the hash key range of the shard. When an aggregate lands on a shard that the producer did not
 expect (after a reshard), the KPL before 0.15.11 sent all of it again, but since then (its Retrier) only what lies
-outside: the others would be lost, so we decide for each. From an old producer those inside come twice.
+outside: the others would be lost, so we decide for each. From an old producer those inside come twice. And Java hands
+over at once whatever an answer expands to; 10 MiB may hold more than a million user records, so we cut.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import re
 import sys
 from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, Final
 
@@ -32,6 +34,10 @@ MAGIC: Final = b"\xf3\x89\x9a\xc2"
 _MAGIC_IN_BASE64: Final = "84maw"
 """The first 30 of the 32 bits: enough to leave nearly every plain record undecoded."""
 _DIGEST_BYTES: Final = 16
+MAX_USER_RECORDS: Final = 10_000
+"""Of one piece: as many as a plain answer may have, so no child gets more than it must cope with anyway."""
+_MAX_KEY_CHARACTERS: Final = 256
+"""What Kinesis takes. A table may say more: pieces with such keys are shorter, as each record repeats its key."""
 _WHOLE: Final = HashKeyRange(MIN_HASH_KEY, MAX_HASH_KEY)
 _DECIMAL: Final = re.compile(r"[+-]?\d{1,1000}")
 """What Java's BigInteger takes; the bound is ours."""
@@ -50,47 +56,140 @@ class UnreadableRest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deaggregated(msgspec.Struct, frozen=True, kw_only=True):
-    """`payload_bytes` is the sum of the decoded data lengths of `records`."""
+    """User records of one answer, all or a piece of them; `payload_bytes` is the sum of the decoded data lengths."""
 
     records: list[Record]
     payload_bytes: int
     outside_range: int = 0
     """User records left out: the reader of another shard gets them."""
     unreadable: tuple[UnreadableRest, ...] = ()
+    is_last: bool = True
+    """False for a piece that others follow."""
 
 
 def deaggregate(records: list[Record], payload_bytes: int, hash_key_range: HashKeyRange | None) -> Deaggregated:
-    """The user records of `records`, in order; `records` itself when there is no aggregate among them.
-
-    `payload_bytes` is the sum of the decoded data lengths of `records`. `hash_key_range` is the shard's, None when it
-    is not known: then every valid hash key is inside. Plain records pass whatever their partition key is. One level
-    only: an aggregate in an aggregate is a user record. Raises nothing.
-    """
-    # One comparison per record is all that a batch without aggregates costs.
-    if not [True for record in records if record.data[:5] == _MAGIC_IN_BASE64]:
-        return Deaggregated(records=records, payload_bytes=payload_bytes)
-    result: list[Record] = []
-    outside_range = 0
-    unreadable: list[UnreadableRest] = []
-    for record in records:
-        aggregate = _parse(record.data) if record.data[:5] == _MAGIC_IN_BASE64 else None
-        if aggregate is None:
-            result.append(record)
-            continue
-        message, container_bytes = aggregate
-        before = len(result)
-        seen, user_bytes = _append_user_records(result, record, message, hash_key_range or _WHOLE)
-        outside_range += seen - (len(result) - before)
-        payload_bytes += user_bytes - container_bytes
-        if lost := len(message.records) - seen:
-            unreadable.append(UnreadableRest(sequence_number=record.sequence_number, kept=seen, lost=lost))
+    """What `deaggregate_in_pieces` gives, as one: its size has no bound that is worth the name."""
+    pieces = list(deaggregate_in_pieces(records, payload_bytes, hash_key_range))
+    if len(pieces) == 1:
+        return pieces[0]
     return Deaggregated(
-        records=result, payload_bytes=payload_bytes, outside_range=outside_range, unreadable=tuple(unreadable)
+        records=[record for piece in pieces for record in piece.records],
+        payload_bytes=sum(piece.payload_bytes for piece in pieces),
+        outside_range=sum(piece.outside_range for piece in pieces),
+        unreadable=tuple(rest for piece in pieces for rest in piece.unreadable),
     )
 
 
-def _parse(data: str) -> tuple[Any, int] | None:
-    """The message of an aggregate and the length of the whole, None for anything else."""
+def deaggregate_in_pieces(
+    records: list[Record], payload_bytes: int, hash_key_range: HashKeyRange | None
+) -> Iterator[Deaggregated]:
+    """The user records of `records`, in order: usually one piece, several when there are more than MAX_USER_RECORDS.
+
+    A piece is made when it is asked for. Without an aggregate the only piece has `records` itself. `payload_bytes` is
+    the sum of the decoded data lengths of `records`. `hash_key_range` is the shard's, None when it is not known: then
+    every valid hash key is inside. Plain records pass whatever their partition key is. One level only: an aggregate in
+    an aggregate is a user record. Raises nothing.
+    """
+    # One comparison per record is all that a batch without aggregates costs.
+    if not [True for record in records if record.data[:5] == _MAGIC_IN_BASE64]:
+        yield Deaggregated(records=records, payload_bytes=payload_bytes)
+        return
+    piece = _Piece()
+    for record in records:
+        message = _parse(record.data) if record.data[:5] == _MAGIC_IN_BASE64 else None
+        if message is None:
+            if len(piece.records) >= MAX_USER_RECORDS:
+                yield piece.cut()
+            piece.records.append(record)
+            piece.payload_bytes += len(record.data) * 3 // 4 - record.data.count("=", -2)
+            continue
+        aggregate = _Aggregate(record, message, hash_key_range or _WHOLE)
+        while not aggregate.is_done:
+            if len(piece.records) >= aggregate.most_in_a_piece:
+                yield piece.cut()
+            aggregate.move_to(piece)
+    yield piece.cut(is_last=True)
+
+
+class _Piece:
+    def __init__(self) -> None:
+        self._empty()
+
+    def _empty(self) -> None:
+        self.records: list[Record] = []
+        self.payload_bytes = self.outside_range = 0
+        self.unreadable: tuple[UnreadableRest, ...] = ()
+
+    def cut(self, *, is_last: bool = False) -> Deaggregated:
+        """What is here, and begins anew."""
+        piece = Deaggregated(
+            records=self.records,
+            payload_bytes=self.payload_bytes,
+            outside_range=self.outside_range,
+            unreadable=self.unreadable,
+            is_last=is_last,
+        )
+        self._empty()
+        return piece
+
+
+class _Aggregate:
+    """The user records of one aggregate on their way into pieces."""
+
+    def __init__(self, container: Record, message: Any, hash_key_range: HashKeyRange) -> None:
+        self._container = container
+        self._users = message.records
+        self._next = 0
+        self._keys = [_text(key) for key in message.partition_key_table]
+        self._key_is_inside = (
+            [True] * len(self._keys)
+            if hash_key_range == _WHOLE
+            else [_hash_key(key) in hash_key_range for key in self._keys]
+        )
+        self._explicit_is_inside = [
+            _explicit_is_inside(_text(key), hash_key_range) for key in message.explicit_hash_key_table
+        ]
+        longest = max(map(len, self._keys), default=0)
+        self.most_in_a_piece = max(1, MAX_USER_RECORDS * _MAX_KEY_CHARACTERS // max(_MAX_KEY_CHARACTERS, longest))
+
+    @property
+    def is_done(self) -> bool:
+        return self._next >= len(self._users)
+
+    def move_to(self, piece: _Piece) -> None:
+        """Those there is room for, which there must be; all that is left when one of them cannot be told."""
+        keys, key_is_inside, explicit_is_inside = self._keys, self._key_is_inside, self._explicit_is_inside
+        sequence_number = self._container.sequence_number
+        arrival_ms = self._container.approximate_arrival_timestamp
+        result = piece.records
+        before, first = len(result), self._next
+        stop = min(len(self._users), first + self.most_in_a_piece - before)
+        self._next = stop
+        user_bytes = 0
+        for index, user in enumerate(self._users[first:stop], first):
+            try:
+                key_index = user.partition_key_index
+                key, is_inside = keys[key_index], key_is_inside[key_index]
+                if user.HasField("explicit_hash_key_index"):
+                    is_inside = explicit_is_inside[user.explicit_hash_key_index]
+            except IndexError:
+                is_inside = None
+            if is_inside:
+                data = user.data
+                user_bytes += len(data)
+                text = b2a_base64(data, newline=False).decode("ascii")
+                result.append(Record(text, key, sequence_number, arrival_ms, index))
+            elif is_inside is None:
+                stop, self._next = index, len(self._users)
+                rest = UnreadableRest(sequence_number=sequence_number, kept=index, lost=self._next - index)
+                piece.unreadable = (*piece.unreadable, rest)
+                break
+        piece.outside_range += stop - first - (len(result) - before)
+        piece.payload_bytes += user_bytes
+
+
+def _parse(data: str) -> Any | None:
+    """The message of an aggregate, None for anything else."""
     try:
         raw = a2b_base64(data)
     except Base64Error:
@@ -106,36 +205,7 @@ def _parse(data: str) -> tuple[Any, int] | None:
     except decode_error:
         return None
     # Python's parser, unlike Java's, takes a message without its required fields.
-    return (message, len(raw)) if message.IsInitialized() else None
-
-
-def _append_user_records(
-    result: list[Record], container: Record, message: Any, hash_key_range: HashKeyRange
-) -> tuple[int, int]:
-    """How many user records could be told, and the bytes of those that lie inside the range."""
-    keys = [_text(key) for key in message.partition_key_table]
-    key_is_inside = (
-        [True] * len(keys) if hash_key_range == _WHOLE else [_hash_key(key) in hash_key_range for key in keys]
-    )
-    explicit_is_inside = [_explicit_is_inside(_text(key), hash_key_range) for key in message.explicit_hash_key_table]
-    sequence_number, arrival_ms = container.sequence_number, container.approximate_arrival_timestamp
-    user_bytes = 0
-    for index, user in enumerate(message.records):
-        try:
-            key_index = user.partition_key_index
-            key, is_inside = keys[key_index], key_is_inside[key_index]
-            if user.HasField("explicit_hash_key_index"):
-                is_inside = explicit_is_inside[user.explicit_hash_key_index]
-        except IndexError:
-            return index, user_bytes
-        if is_inside:
-            data = user.data
-            user_bytes += len(data)
-            text = b2a_base64(data, newline=False).decode("ascii")
-            result.append(Record(text, key, sequence_number, arrival_ms, index))
-        elif is_inside is None:
-            return index, user_bytes
-    return len(message.records), user_bytes
+    return message if message.IsInitialized() else None
 
 
 def _text(key: str | bytes) -> str:

@@ -14,12 +14,14 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
+
+import msgspec
 
 from kcl_host.config.settings import RetrievalSettings
 from kcl_host.decisions.child_restart import KeepIterator, ResumeAt, resume_position
-from kcl_host.decisions.deaggregation import Deaggregated, deaggregate
+from kcl_host.decisions.deaggregation import Deaggregated, deaggregate_in_pieces
 from kcl_host.decisions.pacing import LEAST_IDLE_S, ReadBudget, pause_after_answer_s, pause_after_failure_s
 from kcl_host.decisions.position import first_position, lacks_timestamp, reposition
 from kcl_host.decisions.rng import Rng
@@ -42,6 +44,14 @@ _NOW_S: Final = 1e-6
 
 class InvalidAnswer(KclHostError):
     """The answer neither goes on nor ends the shard with child shards that name their parents."""
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """An answer on its way to the handoff, in one piece or in several; only the source's thread moves `pieces` on."""
+
+    page: RecordsPage
+    shard_end: bool
+    pieces: Iterator[Deaggregated]
 
 
 class PollingSource:
@@ -76,6 +86,8 @@ class PollingSource:
         self._start: IteratorPosition | None = None
         self._latest_since_s: float | None = None
         self._iterator: str | None = None
+        self._answer: _Answer | None = None
+        """What is still to be handed over; no read before that."""
         self._last_fetched: str | None = None
         self._first_obtained: str | None = None
         self._end: tuple[ChildShard, ...] | None = None
@@ -151,7 +163,7 @@ class PollingSource:
                 case ResumeAt(position=position):
                     self._generation += 1
                     self._start, self._latest_since_s = position, None
-                    self._iterator = self._last_fetched = self._end = None
+                    self._iterator = self._answer = self._last_fetched = self._end = None
                 case KeepIterator() if self._end is None:
                     pass
                 case _:
@@ -172,15 +184,18 @@ class PollingSource:
             if not self._handoff.may_fetch():
                 return max(self._settings.idle_between_reads_s, LEAST_IDLE_S)
             now_s = self._clock.monotonic()
-            generation, iterator = self._generation, self._iterator
+            generation, iterator, answer = self._generation, self._iterator, self._answer
             position = reposition(self._start, self._last_fetched, self._latest_since_s)
-            not_before_s = self._not_before_s
-            if iterator is not None:
-                not_before_s = max(not_before_s, self._budget.next_s(now_s))
-            if not_before_s - now_s > _NOW_S:
-                return not_before_s - now_s
-            if iterator is not None:
-                self._budget = self._budget.spent(now_s)
+            if answer is None:
+                not_before_s = self._not_before_s
+                if iterator is not None:
+                    not_before_s = max(not_before_s, self._budget.next_s(now_s))
+                if not_before_s - now_s > _NOW_S:
+                    return not_before_s - now_s
+                if iterator is not None:
+                    self._budget = self._budget.spent(now_s)
+        if answer is not None:
+            return self._pass_on(generation, answer)
         try:
             if iterator is None:
                 return self._accept_iterator(generation, self._stream.get_shard_iterator(self._shard_id, position))
@@ -198,22 +213,30 @@ class PollingSource:
         judgement = judge_response(page.next_iterator, page.child_shards)
         if judgement == "invalid":
             raise InvalidAnswer
-        # Not under the lock, and before the batch is queued: the bounds of the handoff count user records, and no child
-        # waits for it.
-        users = deaggregate(page.records, page.payload_bytes, self._hash_key_range)
+        pieces = deaggregate_in_pieces(page.records, page.payload_bytes, self._hash_key_range)
         with self._lock:
             if generation != self._generation:
                 return 0.0
-            return self._take(page, users, shard_end=judgement == "shard_end")
+            now_s = self._clock.monotonic()
+            self._recover(now_s)
+            self._not_before_s = now_s + pause_after_answer_s(self._settings, page.millis_behind_latest)
+            self._answer = answer = _Answer(page, judgement == "shard_end", pieces)
+        return self._pass_on(generation, answer)
 
-    def _take(self, page: RecordsPage, users: Deaggregated, *, shard_end: bool) -> float:
-        now_s = self._clock.monotonic()
-        self._recover(now_s)
+    def _pass_on(self, generation: int, answer: _Answer) -> float:
+        """The next piece of the answer, which there is room for."""
+        # Not under the lock, and before it is queued: the bounds of the handoff count user records, and no child waits.
+        users = next(answer.pieces)
+        with self._lock:
+            return self._hand_over(answer, users) if generation == self._generation else 0.0
+
+    def _hand_over(self, answer: _Answer, users: Deaggregated) -> float:
+        page = answer.page
         batch = Batch(
             records=users.records,
             millis_behind_latest=page.millis_behind_latest,
-            shard_end=shard_end,
-            child_shards=page.child_shards,
+            shard_end=answer.shard_end and users.is_last,
+            child_shards=page.child_shards if users.is_last else (),
             payload_bytes=users.payload_bytes,
             last_sequence_number=page.records[-1].sequence_number if page.records else None,
         )
@@ -221,8 +244,6 @@ class PollingSource:
             return 0.0  # Closed meanwhile; nothing counts as fetched.
         if page.records:
             self._first_obtained = self._first_obtained or page.records[0].sequence_number
-            self._last_fetched = batch.last_sequence_number
-        self._iterator = page.next_iterator
         self._say(
             logging.DEBUG,
             "batch fetched",
@@ -230,7 +251,7 @@ class PollingSource:
             records=len(page.records),
             user_records=len(users.records),
             outside_range=users.outside_range,
-            payload_bytes=page.payload_bytes,
+            payload_bytes=users.payload_bytes,
             millis_behind_latest=page.millis_behind_latest,
         )
         for rest in users.unreadable:
@@ -242,12 +263,15 @@ class PollingSource:
                 kept=rest.kept,
                 lost=rest.lost,
             )
-        if shard_end:
+        if not users.is_last:
+            return 0.0
+        self._answer = None
+        self._iterator = page.next_iterator
+        self._last_fetched = batch.last_sequence_number or self._last_fetched
+        if answer.shard_end:
             self._end = page.child_shards
             return REST_S
-        pause_s = pause_after_answer_s(self._settings, page.millis_behind_latest)
-        self._not_before_s = now_s + pause_s
-        return pause_s
+        return max(self._not_before_s - self._clock.monotonic(), 0.0)
 
     def _fail(self, generation: int, error: KclHostError) -> float:
         with self._lock:
@@ -302,7 +326,7 @@ class PollingSource:
     def _finish(self, child_shards: tuple[ChildShard, ...]) -> None:
         """The shard has nothing (more) to read: its last batch is empty and names the child shards."""
         self._generation += 1
-        self._iterator = None
+        self._iterator = self._answer = None
         self._end = child_shards
         self._handoff.offer(Batch(records=[], millis_behind_latest=None, shard_end=True, child_shards=child_shards))
 

@@ -265,7 +265,10 @@ class Supervisor:
             self._settings.initial_position,
             self._clock,
             self._outside.rng,
-            hash_key_range=held.lease.hash_key_range,
+            # With this key Java does not look up the shards, and filters nothing.
+            hash_key_range=None
+            if self._settings.shard_sync.skip_at_start_if_leases_exist
+            else held.lease.hash_key_range,
         )
 
     def _start_source(self, name: str, run_once: Callable[[], float | None]) -> Periodic:

@@ -12,7 +12,8 @@ import boto3
 import pytest
 
 from kcl_host.local.engines import Engines
-from tests.integration.counting import Counting, stop
+from kcl_host.local.producer import Producer
+from tests.integration.counting import Counting, Running, stop
 from tests.kpl import by_producer
 
 pytestmark = pytest.mark.integration
@@ -20,7 +21,7 @@ CHILD = f"{sys.executable} {Path(__file__).parent / 'children' / 'checkpoints_in
 HALF = 2**127
 
 
-def test_child_and_host_killed_after_a_checkpoint_inside_an_aggregate(tmp_path: Path) -> None:
+def test_child_and_host_killed_inside_an_aggregate_and_the_iterators_expire(tmp_path: Path) -> None:
     with Engines() as engines:
         engines.create_stream("numbers", 1)
         produced = _produce(engines, count=30)
@@ -30,6 +31,7 @@ def test_child_and_host_killed_after_a_checkpoint_inside_an_aggregate(tmp_path: 
             counting.wait_until(lambda: _events(counting, "checkpointed", 1), 40)
             host.kill()
             host.wait()
+            expired = engines.kinesis.faults.add("GetRecords", "expired", times=2)
             host = counting.start()
             counting.wait_until(lambda: _places(_events(counting, "record", 2))[-1:] == [produced[-1]], 40)
             assert stop(host) == 0
@@ -38,6 +40,7 @@ def test_child_and_host_killed_after_a_checkpoint_inside_an_aggregate(tmp_path: 
                 host.kill()
                 host.wait()
         row = _rows(engines)["shardId-000000000000"]
+    assert expired.hits == 2  # The first iterator, at the aggregate, and the one after it.
 
     start = 0
     for incarnation in (0, 1, 2):
@@ -80,6 +83,29 @@ def test_each_shard_delivers_the_user_records_of_its_own_range(tmp_path: Path) -
     delivered = {(d.shard_id, d.sub_sequence_number, d.data) for d in counting.delivered()}
     assert len(counting.delivered()) == 40
     assert delivered == {(f"shardId-00000000000{0 if n in lower else 1}", n, str(n)) for n in range(40)}
+
+
+def test_aggregates_of_the_local_producer_through_a_split(tmp_path: Path) -> None:
+    with Engines() as engines:
+        engines.create_stream("numbers", 2)
+        counting = Counting(engines, tmp_path)
+        producer = Producer(engines, "numbers", records_per_s=200, limit=400, aggregate=7)
+        with Running(counting) as host:
+            producer.start()
+            counting.wait_until(lambda: len(counting.delivered()) >= 100, 40)
+            engines.split_shard("numbers", "shardId-000000000000")
+            assert producer.join(20)
+            counting.wait_until(lambda: len(counting.delivered()) >= 400, 40)
+            assert stop(host.process) == 0
+        stored = counting.stored()
+    assert len(stored) == 4
+    assert 400 / 7 < sum(map(len, stored.values())) < 400 / 7 + 1
+    delivered = counting.delivered()
+    assert sorted(json.loads(d.data)["number"] for d in delivered) == list(range(400))
+    for shard_id, sequence_numbers in stored.items():
+        places = [(d.sequence_number, d.sub_sequence_number) for d in delivered if d.shard_id == shard_id]
+        assert list(dict.fromkeys(number for number, _ in places)) == sequence_numbers
+        assert places == [(n, sub) for n in sequence_numbers for sub in range(sum(p[0] == n for p in places))]
 
 
 def _produce(engines: Engines, count: int) -> list[tuple[str, int, str, str]]:

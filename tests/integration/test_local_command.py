@@ -83,3 +83,8 @@ def test_a_missing_extra_is_one_line_and_exit_code_2() -> None:
     ended = subprocess.run([sys.executable, "-c", without_moto, "local"], capture_output=True, text=True, timeout=30)
     assert ended.returncode == 2
     assert len(ended.stderr.splitlines()) == 1 and "pip install 'kcl-host[local]'" in ended.stderr
+
+
+def test_aggregates_need_a_rate() -> None:
+    ended = subprocess.run([*COMMAND, "--aggregate", "5"], capture_output=True, text=True, timeout=30)
+    assert (ended.returncode, ended.stderr) == (2, "kcl-host: --aggregate needs --produce RATE\n")

@@ -21,7 +21,7 @@ release  entry                       why there is no test
 3.2.0    #1533 #1634 #1635 #1641     SDK, commons-collections, a test, netty
 3.2.1    #1650                       netty, and with it (#1652) the name of a time-out of the fan-out, which we lack yet
 3.3.0    #1653 #1657 #1662           change log, tests
-         #1656                       errors of deaggregation are logged: we do not deaggregate yet
+         #1656                       errors of deaggregation are logged: decisions/deaggregation.UnreadableRest is
          #1674                       a new key (maxPendingProcessRecordsInput); its bug is #1708 of 3.4.1
          #1645 #1689                 SDK, schema registry
 """

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_host.decisions.deaggregation import Deaggregated, deaggregate
+from kcl_host.decisions.deaggregation import MAX_USER_RECORDS, Deaggregated, deaggregate, deaggregate_in_pieces
 from kcl_host.model.records import Record
 from kcl_host.model.shard import MAX_HASH_KEY, HashKeyRange
 from tests.kpl import MAGIC, User, aggregate, by_producer, message, seal
@@ -116,6 +116,68 @@ def test_text_that_only_begins_like_an_aggregate_passes() -> None:
 def test_a_partition_key_that_is_no_text_is_read_as_java_reads_it() -> None:
     (user,) = run([record(aggregate([User(b"a")], [b"caf\xe9"]))]).records
     assert user.partition_key == "caf\N{REPLACEMENT CHARACTER}"
+
+
+# Pieces
+
+
+def test_user_records_come_in_pieces_no_larger_than_a_plain_answer() -> None:
+    """Java hands them over at once."""
+    records = [
+        record(aggregate([User(b"a")] * 9_999), "1"),
+        record(b"bc", "2"),
+        record(b"d", "3"),
+        record(aggregate([User(b"e")] * 25_000), "4"),
+    ]
+    pieces = list(deaggregate_in_pieces(records, 0, None))
+    assert [len(piece.records) for piece in pieces] == [10_000, 10_000, 10_000, 5_001]
+    assert [piece.is_last for piece in pieces] == [False, False, False, True]
+    assert [piece.payload_bytes for piece in pieces] == [10_001, 10_000, 10_000, 5_001]
+    everything = [r for piece in pieces for r in piece.records]
+    assert [(r.sequence_number, r.sub_sequence_number) for r in everything] == [
+        *(("1", n) for n in range(9_999)), ("2", 0), ("3", 0), *(("4", n) for n in range(25_000)),
+    ]  # fmt: skip
+
+
+def test_what_is_left_out_takes_no_room_in_a_piece_and_a_bad_index_ends_only_its_aggregate() -> None:
+    outside = User(b"x", explicit=1)
+    mixed = [outside, *[User(b"a", explicit=0)] * 9_000, *[outside] * 4_000, *[User(b"a", explicit=0)] * 2_000]
+    records = [
+        record(aggregate([*mixed, User(b"x", explicit=9), User(b"x")], explicit=["0", "1"]), "1"),
+        record(b"b", "2"),
+    ]
+    pieces = list(deaggregate_in_pieces(records, 0, HashKeyRange(0, 0)))
+    assert max(len(piece.records) for piece in pieces) <= MAX_USER_RECORDS
+    subs = [r.sub_sequence_number for piece in pieces for r in piece.records]
+    assert subs == [*range(1, 9_001), *range(13_001, 15_001), 0]
+    assert sum(piece.outside_range for piece in pieces) == 4_001
+    unreadable = [u for piece in pieces for u in piece.unreadable]
+    assert [(u.sequence_number, u.kept, u.lost) for u in unreadable] == [("1", 15_001, 2)]
+
+
+def test_no_more_aggregates_are_opened_than_the_piece_asked_for_needs() -> None:
+    whole = aggregate([User(b"a")] * 10_000)
+    records = [record(whole, "1"), record(whole, "2"), record(whole, "3")]
+    pieces = deaggregate_in_pieces(records, 0, None)
+    assert len(next(pieces).records) == 10_000
+    records[2] = record(b"changed meanwhile", "3")
+    assert len(next(pieces).records) == 10_000
+    assert next(pieces).records == [records[2]]
+
+
+def test_a_key_longer_than_kinesis_takes_makes_the_pieces_shorter() -> None:
+    """Each user record repeats its key in the message: a million of them with one key of a megabyte is a terabyte."""
+    long = record(aggregate([User(b"a")] * 10, ["k" * 256 * 2_500]), "2")
+    pieces = list(deaggregate_in_pieces([record(aggregate([User(b"b")] * 7)), long], 0, None))
+    assert [len(piece.records) for piece in pieces] == [7, 4, 4, 2]
+
+
+def test_all_pieces_as_one() -> None:
+    bad = aggregate([*[User(b"ab", explicit=0)] * 10_001, User(b"", explicit=1), User(b"", key=9)], explicit=["0", "1"])
+    result = deaggregate([record(bad), record(b"c", "2"), record(bad, "3")], 0, HashKeyRange(0, 0))
+    assert len(result.records) == 20_003
+    assert (result.payload_bytes, result.outside_range, result.is_last) == (40_005, 2, True)
+    assert [u.sequence_number for u in result.unreadable] == ["1", "3"]
 
 
 # Round trip with the producer library

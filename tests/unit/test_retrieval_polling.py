@@ -701,8 +701,7 @@ def test_user_records_come_in_place_of_their_aggregate(rig: Rig) -> None:
     assert [r.data for r in batch.records[1:]] == ["YQ==", "YmM="]
     arrived_ms = rig.shard.records[1].approximate_arrival_timestamp
     assert {r.approximate_arrival_timestamp for r in batch.records} == {arrived_ms}
-    text = rig.shard.records[1].data
-    assert batch.payload_bytes == 8 + len(text) - len(b64decode(text)) + len(b"abc")  # the fake counts the text
+    assert batch.payload_bytes == len(b64decode("x" * 8)) + len(b"abc")
     assert batch.last_sequence_number == "2"
 
 
@@ -740,6 +739,65 @@ def test_user_records_that_cannot_be_told_are_said(rig: Rig, caplog: pytest.LogC
     assert (facts["action"], facts["sequence_number"], facts["kept"], facts["lost"], facts["shard"]) == (
         "aggregate_unreadable", "7", 1, 2, "shardId-0",
     )  # fmt: skip
+
+
+def huge(rig: Rig) -> list[str]:
+    """The positions of an answer that expands to 25,002 user records in three pieces, the shard's last."""
+    rig.shard.put_aggregate(1, *[b"x"] * 12_500)
+    rig.shard.put(2)
+    rig.shard.put_aggregate(3, *[b"x"] * 12_501)
+    rig.shard.closed_with = (CHILD,)
+    return [str(at(1, n)) for n in range(12_500)] + ["2"] + [str(at(3, n)) for n in range(12_501)]
+
+
+def test_an_answer_that_expands_hugely_is_handed_over_in_pieces_as_there_is_room() -> None:
+    rig = Rig(bounds=(4, 15_000, 10**9))
+    positions = huge(rig)
+    rig.source.open(TRIM_HORIZON)
+    rig.run(1)  # less than the idle time between reads
+    first = rig.take()
+    assert [len(b.records) for b in first] == [10_000, 10_000]
+    rig.run(0)
+    (last,) = rig.take()
+    assert len(last.records) == 5_002
+    assert [b.shard_end for b in (*first, last)] == [False, False, True]
+    assert [b.child_shards for b in (*first, last)] == [(), (), (CHILD,)]
+    assert [str(r.position) for b in (*first, last) for r in b.records] == positions
+    assert sum(b.payload_bytes for b in (*first, last)) == 25_001 + 6
+    assert len(rig.shard.reads) == 1
+
+
+def test_pieces_that_wait_longer_than_an_iterator_lives_are_followed_by_what_comes_after_them() -> None:
+    rig = Rig(bounds=(1, 10**6, 10**9))
+    positions = huge(rig)
+    rig.shard.closed_with = None
+    rig.source.open(TRIM_HORIZON)
+    taken = []
+    for _ in range(3):
+        rig.run(400)
+        taken += rig.take_above(TRIM_HORIZON)
+    rig.shard.put(4)
+    rig.run(10)
+    assert rig.shard.positions[1:] == [IteratorPosition(type="AFTER_SEQUENCE_NUMBER", sequence_number="3")]
+    assert taken + rig.take_above(TRIM_HORIZON) == [*positions, "4"]
+
+
+@pytest.mark.parametrize("checkpoint", [TRIM_HORIZON, at(1, 9_998), at(1, 10_007), at(3, 3)])
+def test_a_child_restarted_between_two_pieces_gets_everything_above_its_checkpoint(
+    checkpoint: ExtendedSequenceNumber,
+) -> None:
+    rig = Rig(bounds=(1, 10**6, 10**9))
+    positions = huge(rig)
+    rig.source.open(TRIM_HORIZON)
+    rig.run(1)
+    rig.take()
+    rig.source.reopen(checkpoint)
+    seen = []
+    for _ in range(4):
+        rig.run(10)
+        seen += rig.take_above(checkpoint)
+    start = 0 if checkpoint == TRIM_HORIZON else positions.index(str(checkpoint)) + 1
+    assert seen == positions[start:]
 
 
 @pytest.mark.parametrize("refusal", [ExpiredIterator, InvalidPosition])
