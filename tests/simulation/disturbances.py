@@ -177,7 +177,11 @@ def _in_request(
             _trap(each, operation, item, f"{name} in {operation}", spring)
         split(fleet, item, worker)
         return
-    if worker:
+    if operation in ("delete", "write_child_shards"):
+        # Rare, and made by whoever has the lease.
+        for each in fleet.live:
+            _trap(each, operation, item, f"{name} in {operation}", spring)
+    elif worker:
         _trap(worker, operation, item, f"{name} in {operation}", spring)
         # These two are made by a worker that stops; it releases its leases when nobody else is there to take them.
         if operation == "evict":
