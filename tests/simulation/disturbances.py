@@ -414,12 +414,15 @@ def back_to_2x(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
     table.client_version = version(VERSION_2X)
 
     def forward() -> None:
+        if not fleet.producing:
+            return  # Calm has come, and with it the last word of the operator.
         if not any(child.alive for each in fleet.live for child in each.children):
             fleet.count("at rest in 2.x mode")
         table.client_version = version(VERSION_UPGRADE_FROM_2X)
         fleet.hub.at(fleet.hub.now_s + 60.0 * item.number, ready)
 
     def ready() -> None:
-        table.client_version = version(VERSION_3X_WITH_ROLLBACK)
+        if table.client_version == version(VERSION_UPGRADE_FROM_2X):
+            table.client_version = version(VERSION_3X_WITH_ROLLBACK)
 
     fleet.hub.at(fleet.hub.now_s + item.for_s, forward)

@@ -343,16 +343,16 @@ class Fleet:
     def check_quiet(self, passes: int) -> None:
         """Raises Broken unless the fleet is at rest and complete; lets it run for so many passes of the leader.
 
-        While leases of finished shards are still removed there is a reason to move others, and just after it.
+        While leases are still created or removed there is a reason to move others, and just after it.
         """
-        moves, removed_before = 0, True
+        moves, changed_before = 0, True
         for _ in range(MOST_CLEANUPS):
-            moves, leases = self.observer.moves, len(self.lease_table.rows)
+            moves, leases = self.observer.moves, set(self.lease_table.rows)
             self.run(passes * self.settings.assignment.interval_s)
-            removed = len(self.lease_table.rows) != leases
-            if not removed and not removed_before:
+            changed = set(self.lease_table.rows) != leases
+            if not changed and not changed_before:
                 break
-            removed_before = removed
+            changed_before = changed
         self.observer.check_all_delivered()
         if self.observer.moves != moves:
             self._break("", f"{self.observer.moves - moves} leases moved although all is quiet")

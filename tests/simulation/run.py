@@ -129,6 +129,8 @@ def simulate(setup: Setup, schedule: list[Disturbance] | None = None) -> Outcome
         with counting(fleet):
             fleet.run(setup.hours * 3600)
             fleet.calm()
+            if setup.metadata == "with rollback":
+                fleet.metadata.coordinator.client_version = version(VERSION_3X_WITH_ROLLBACK)
             fleet.run(CALM_FAILOVERS * setup.failover_s)
             if fleet.is_migrating:
                 end_migration(fleet)
