@@ -2,7 +2,7 @@
 
 stop the host       ConfigurationError (exit 2), AccessError (3), StreamNotFound (4), DrainDeadlineExceeded (5),
                     TwinWorker and MetadataConflict (6)
-try again later     Throttled, Unavailable, TableMissing
+try again later     Throttled, Unavailable, TableMissing, SubscriptionInUse, ConsumerGone
 restart the child   ChildError and what derives from it
 """
 
@@ -74,6 +74,18 @@ class Unavailable(RetryLater):
 
 class TableMissing(RetryLater):
     """The table, or its index, is not there or not ready."""
+
+
+class SubscriptionInUse(RetryLater):
+    """Another subscription to the shard is less than five seconds old, or has taken over from ours."""
+
+
+class ConsumerGone(RetryLater):
+    """The registered fan-out consumer does not exist any more."""
+
+
+class SubscriptionEnded(KclHostError):
+    """The subscription to a shard has ended as it does after five minutes."""
 
 
 class ExpiredIterator(KclHostError):

@@ -1,7 +1,8 @@
 """One Kinesis stream: listing and polling.
 
 GetRecords does not go through botocore's response parser, which takes ten times as long as everything else together
-(spec environment 2): a parser factory wrapped around the stock one hands the body of that one answer to msgspec.
+(spec environment 2): a parser factory wrapped around the stock one hands the body of that one answer to msgspec, and
+the body of SubscribeToShard, which goes on, to subscribe.py.
 Endpoint, signature and errors stay botocore's. The factory is a component of the session, not a documented interface;
 whatever it cannot decode goes to the stock parser, and `_page_from_stock` reads what that returns.
 """
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _FAST: Final = "KclHostPage"
 """Key under which the wrapped parser returns the typed answer."""
+RAW_EVENTS: Final = "KclHostEvents"
+"""Key under which it returns the body of SubscribeToShard."""
 _MEANT_BY_READS: Final[Mapping[str, type[KclHostError]]] = {
     "ExpiredIteratorException": ExpiredIterator,
     "InvalidArgumentException": InvalidPosition,
@@ -110,7 +113,7 @@ class KinesisStream:
         """Raises ExpiredIterator, InvalidPosition; StreamNotFound also when only the shard is gone."""
         with translated(self._resource, _MEANT_BY_READS):
             answer: Any = self._client.get_records(ShardIterator=iterator, Limit=limit, **self._arn)
-        return _page(answer[_FAST]) if _FAST in answer else _page_from_stock(answer)
+        return page_of(answer[_FAST]) if _FAST in answer else _page_from_stock(answer)
 
     def _list_page(self, request: dict[str, Any]) -> Any:
         """None when the stream is being created or deleted."""
@@ -170,18 +173,20 @@ class _WireChildShard(msgspec.Struct, gc=False, rename="pascal"):
     hash_key_range: _WireRange
 
 
-class _WirePage(msgspec.Struct, gc=False, rename="pascal"):
+class WirePage(msgspec.Struct, gc=False, rename="pascal"):
     records: list[_WireRecord]
     next_shard_iterator: str | None = None
     millis_behind_latest: int | None = None
     child_shards: list[_WireChildShard] | None = None
+    continuation_sequence_number: str | None = None
+    """Of an event of SubscribeToShard, in place of the iterator."""
 
 
-_decode: Final = msgspec.json.Decoder(_WirePage).decode
+_decode: Final = msgspec.json.Decoder(WirePage).decode
 
 
 def install_fast_get_records(session: Session) -> None:
-    """Clients made from `session` after this decode GetRecords with msgspec."""
+    """Clients made from `session` after this decode GetRecords with msgspec and leave SubscribeToShard raw."""
     stock = session.get_component("response_parser_factory")
     session.register_component("response_parser_factory", _ParserFactory(stock))
 
@@ -198,7 +203,7 @@ class _ParserFactory:
 
 
 class _Parser:
-    """Takes over for a good JSON answer to GetRecords only."""
+    """Takes over for a good JSON answer to GetRecords, and for SubscribeToShard once it is accepted."""
 
     def __init__(self, stock: Any) -> None:
         self._stock = stock
@@ -211,20 +216,22 @@ class _Parser:
                 pass
             else:
                 return {_FAST: page, "ResponseMetadata": {"HTTPStatusCode": 200, "HTTPHeaders": response["headers"]}}
+        if shape is not None and shape.name == "SubscribeToShardOutput" and response["status_code"] == 200:
+            return {RAW_EVENTS: response["body"], "ResponseMetadata": {"HTTPStatusCode": 200}}
         return self._stock.parse(response, shape)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stock, name)
 
 
-def _page(wire: _WirePage) -> RecordsPage:
+def page_of(wire: WirePage) -> RecordsPage:
     records = [
         Record(r.data, r.partition_key, r.sequence_number, round(r.approximate_arrival_timestamp * 1000))
         for r in wire.records
     ]
     return RecordsPage(
         records=records,
-        next_iterator=wire.next_shard_iterator,
+        next_iterator=wire.next_shard_iterator or wire.continuation_sequence_number,
         millis_behind_latest=wire.millis_behind_latest,
         child_shards=tuple(
             ChildShard(

@@ -16,6 +16,9 @@ from kcl_host.config.settings import Settings
 from kcl_host.config.values import convert, has_unbalanced_quote, mask_uri, split_command
 
 _STREAM_ARN: Final = re.compile(r"arn:aws[a-z-]*:kinesis:([a-z0-9-]+):[0-9]{12}:stream/([a-zA-Z0-9_.-]+)")
+_CONSUMER_ARN: Final = re.compile(
+    r"arn:aws[a-z-]*:kinesis:[a-z0-9-]+:[0-9]{12}:stream/([a-zA-Z0-9_.-]+)/consumer/[a-zA-Z0-9_.-]+:[0-9]+"
+)
 _TABLE_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{3,255}")
 _STREAM_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 _INTERFACE: Final = re.compile(r"[^\s/:]{1,15}")
@@ -299,9 +302,6 @@ class Derivation:
             mode, reason = asked, f"retrievalMode = {asked}"
         if asked == "DEFAULT":
             self.derived["retrievalMode"] = (f"{mode} ({reason})", "derived")
-        if mode == "FANOUT":
-            text = f"enhanced fan-out is chosen ({reason}), but it is not in this release yet"
-            self._warn("retrievalMode", f"{text}; write retrievalMode = POLLING")
         for one in polling if mode == "FANOUT" else fan_out:
             self._report.warning(one.name, f"{one.name} is ignored, the retrieval mode is {mode} ({reason})", one.line)
         self._put("retrieval.mode", mode)
@@ -314,11 +314,31 @@ class Derivation:
         ):
             self._put("retrieval.consumer_name", self._tree["application_name"])
             self.derived[name] = (self._tree["application_name"], "derived")
+        if mode == "FANOUT":
+            self._consumer()
         idle = "idleTimeBetweenReadsInMillis"
         if self.value(idle, _LEAST_IDLE_MS) < _LEAST_IDLE_MS:
             self._warn(idle, f"{idle} is raised to {_LEAST_IDLE_MS}")
             self._put("retrieval.idle_between_reads_s", _LEAST_IDLE_MS / 1000)
             self.derived[idle] = (str(_LEAST_IDLE_MS), "derived")
+
+    def _consumer(self) -> None:
+        name, arn = "fanoutConfig.consumerName", "fanoutConfig.consumerArn"
+        if (given := self.value(arn)) is not None:
+            match = _CONSUMER_ARN.fullmatch(given)
+            if not match:
+                text = (
+                    f"{arn} = {given} is not of the form arn:aws:kinesis:REGION:ACCOUNT:stream/NAME/consumer/NAME:TIME"
+                )
+                self._report.error(arn, text, self._line(arn))
+            elif match[1] != self._tree.get("stream", {}).get("name"):
+                self._report.error(arn, f"{arn} = {given} is a consumer of another stream", self._line(arn))
+            return
+        consumer = self._tree["retrieval"].get("consumer_name")
+        if consumer is not None and not _STREAM_NAME.fullmatch(consumer):
+            source = name if name in self._given else "applicationName"
+            text = f"{source}: {consumer!r} cannot be a fan-out consumer: letters, digits and _ . - only, at most 128"
+            self._report.error(name, text, self._line(source))
 
     def _tables(self) -> None:
         for mode, names in (

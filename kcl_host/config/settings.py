@@ -181,6 +181,11 @@ class RetrievalSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_pending_bytes: int = 8 * 1024 * 1024
     consumer_name: str | None = None
     consumer_arn: str | None = None
+    describe_summary_attempts: int = 10
+    describe_consumer_attempts: int = 10
+    register_consumer_attempts: int = 10
+    registration_backoff_s: float = 1.0
+    fanout_transport: Literal["http2", "http1"] = "http2"
 
 
 class LifecycleSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -68,6 +68,8 @@ class AwsJsonFront:
             "error": ServiceError("InternalFailure", "a fault that was asked for", 500),
             "deny": REFUSED_ACCESS_KEYS["DENIED"],
             "expired": ServiceError("ExpiredIteratorException", "Iterator expired, as was asked for"),
+            "in_use": ServiceError("ResourceInUseException", "In use, as was asked for"),
+            "not_found": ServiceError("ResourceNotFoundException", "Not found, as was asked for"),
         }
         if fault.kind in errors:
             refusal = self._error(errors[fault.kind])

@@ -1,4 +1,4 @@
-"""Registered fan-out consumers; there is no SubscribeToShard behind them."""
+"""Registered fan-out consumers; what they subscribe to is in subscribe.py."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ConsumerOperations:
         return {"Consumer": {**_consumer(consumer, now_s), "ConsumerStatus": "CREATING"}}
 
     def _describe_consumer(self, request: KinesisRequest, now_s: float) -> dict[str, Any]:
-        stream, consumer = self._consumer(request)
+        stream, consumer = self.consumer_of(request)
         return {"ConsumerDescription": {**_consumer(consumer, now_s), "StreamARN": stream.arn}}
 
     def _list_consumers(self, request: KinesisRequest, now_s: float) -> dict[str, Any]:
@@ -49,10 +49,11 @@ class ConsumerOperations:
         return {"Consumers": [_consumer(stream.consumers[name], now_s) for name in names[:limit]], **more}
 
     def _deregister_consumer(self, request: KinesisRequest, now_s: float) -> None:
-        stream, consumer = self._consumer(request)
+        stream, consumer = self.consumer_of(request)
         del stream.consumers[consumer.name]
 
-    def _consumer(self, request: KinesisRequest) -> tuple[LocalStream, StreamConsumer]:
+    def consumer_of(self, request: KinesisRequest) -> tuple[LocalStream, StreamConsumer]:
+        """The consumer that a request names, by ARN or by stream and name. Raises ServiceError."""
         if request.consumer_arn is not None:
             stream_arn, _, name_and_epoch = request.consumer_arn.partition("/consumer/")
             stream, name = self._account.stream_named(name_in(stream_arn)), name_and_epoch.partition(":")[0]

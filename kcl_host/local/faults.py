@@ -23,6 +23,16 @@ FaultKind = Literal[
     "hang",  # neither applied nor ever answered
     "drop",  # connection closed, not applied
     "lost_answer",  # applied, then the connection is closed
+    "in_use",  # ResourceInUseException
+    "not_found",  # ResourceNotFoundException
+    # Of the operation "SubscribeToShardEvent", besides throttle, error, deny, hang (silence), drop, in_use, not_found:
+    "reset",  # this subscription is broken off, others of the connection are not
+    "half",  # half an event, then silence
+    "corrupt",  # an event with a wrong checksum
+    "invalid",  # an event that neither goes on nor names child shards
+    "empty",  # 500 events without records before this one
+    "end",  # the subscription ends as it does after five minutes
+    "goaway",  # no further requests on this connection
 ]
 Matches = Callable[[dict[str, Any]], bool]
 

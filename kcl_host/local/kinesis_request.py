@@ -36,6 +36,12 @@ class ListFilter(msgspec.Struct, frozen=True, rename="pascal"):
     timestamp: float | None = None
 
 
+class StartingPosition(msgspec.Struct, frozen=True, rename="pascal"):
+    type: str
+    sequence_number: str | None = None
+    timestamp: float | None = None
+
+
 class StreamModeDetails(msgspec.Struct, frozen=True, rename="pascal"):
     stream_mode: str
 
@@ -74,6 +80,7 @@ class KinesisRequest(msgspec.Struct, frozen=True, rename="pascal"):
     enforce_consumer_deletion: bool = False
     consumer_name: str | None = None
     consumer_arn: str | None = msgspec.field(default=None, name="ConsumerARN")
+    starting_position: StartingPosition | None = None
     tags: dict[str, str] | None = None
     tag_keys: list[str] | None = None
 

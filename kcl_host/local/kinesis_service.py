@@ -1,7 +1,7 @@
 """The Kinesis stand-in without its HTTP: a JSON request in, the JSON body of the answer out.
 
-`serve` is what the HTTP binding calls; the other methods do the same for callers in this process. Not served:
-SubscribeToShard, encryption, resource policies. Errors are ServiceError everywhere.
+`serve` is what the HTTP binding calls; the other methods do the same for callers in this process. SubscribeToShard
+needs HTTP (subscribe.py). Not served: encryption, resource policies. Errors are ServiceError everywhere.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ class KinesisService:
 
     def __init__(self, clock: Callable[[], float] = time.time, *, enforce_quotas: bool = False) -> None:
         self._account = Account(clock, enforce_quotas=enforce_quotas)
+        self._consumers = ConsumerOperations(self._account)
         self._operations = (
             StreamOperations(self._account).by_name
             | ShardOperations(self._account).by_name
             | RecordOperations(self._account).by_name
-            | ConsumerOperations(self._account).by_name
+            | self._consumers.by_name
         )
 
     @property
@@ -46,11 +47,6 @@ class KinesisService:
 
     def serve(self, operation: str, body: bytes) -> bytes:
         """The body of a 200 answer."""
-        if operation == "SubscribeToShard":
-            raise ServiceError(
-                "UnsupportedOperationException",
-                "the embedded Kinesis does not serve SubscribeToShard; use retrievalMode = POLLING",
-            )
         act = self._operations.get(operation)
         if act is None:
             raise ServiceError("UnknownOperationException", f"the embedded Kinesis does not know {operation}")
@@ -71,6 +67,7 @@ class KinesisService:
         named = (
             request.stream_name,
             request.stream_arn and name_in(request.stream_arn),
+            request.consumer_arn and name_in(request.consumer_arn.partition("/consumer/")[0]),
             request.shard_id,
             request.shard_to_split,
             request.shard_to_merge,

@@ -76,30 +76,8 @@ class RecordOperations:
         shard = stream.shard(need(request.shard_id, "shardId"))
         if self._account.enforce_quotas:
             shard.quota.take_iterator(now_s)
-        counter = self._start_counter(request, stream, shard, now_s)
+        counter = start_counter(request, stream, shard, now_s)
         return {"ShardIterator": self._iterator(stream, shard, counter, now_s)}
-
-    def _start_counter(self, request: KinesisRequest, stream: LocalStream, shard: LocalShard, now_s: float) -> int:
-        kind = need(request.shard_iterator_type, "shardIteratorType")
-        if kind == "TRIM_HORIZON":
-            return shard.first_counter
-        if kind == "LATEST":
-            return shard.end_counter
-        if kind == "AT_TIMESTAMP":
-            timestamp_s = need(request.timestamp, "timestamp")
-            if timestamp_s > now_s:
-                raise invalid_argument(
-                    "The timestampInMillis parameter cannot be greater than the currentTimestampInMillis. "
-                    f"timestampInMillis: {timestamp_s * 1000:.0f}, currentTimestampInMillis: {now_s * 1000:.0f}"
-                )
-            return shard.counter_at_timestamp(timestamp_s)
-        if kind in ("AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER"):
-            if request.starting_sequence_number is None:
-                raise invalid_argument(f"Must specify startingSequenceNumber for iterator type {kind}.")
-            counter = shard.counter_of(request.starting_sequence_number, stream.name)
-            after = kind == "AFTER_SEQUENCE_NUMBER"
-            return min(max(counter + after, shard.first_counter), shard.end_counter)
-        raise ServiceError("ValidationException", f"Value '{kind}' at 'shardIteratorType' is not known")
 
     def _get_records(self, request: KinesisRequest, now_s: float) -> bytes:
         iterator = self._account.seal.open(need(request.shard_iterator, "shardIterator"), ShardIterator)
@@ -121,7 +99,7 @@ class RecordOperations:
         if self._account.enforce_quotas:
             shard.quota.finish_read(now_s, page.size_bytes)
         if page.next_counter is None:
-            rest = b',"NextShardIterator":null,"ChildShards":' + _JSON([_child(child) for child in shard.children])
+            rest = b',"NextShardIterator":null,"ChildShards":' + _JSON([child_shard(child) for child in shard.children])
         else:
             rest = b',"NextShardIterator":"%b"' % self._iterator(stream, shard, page.next_counter, now_s).encode()
         return b'{"Records":[%b],"MillisBehindLatest":%d%b}' % (
@@ -137,11 +115,35 @@ class RecordOperations:
         )
 
 
+def start_counter(request: KinesisRequest, stream: LocalStream, shard: LocalShard, now_s: float) -> int:
+    """The first record to read, by iterator type, sequence number or timestamp of the request. Raises ServiceError."""
+    kind = need(request.shard_iterator_type, "shardIteratorType")
+    if kind == "TRIM_HORIZON":
+        return shard.first_counter
+    if kind == "LATEST":
+        return shard.end_counter
+    if kind == "AT_TIMESTAMP":
+        timestamp_s = need(request.timestamp, "timestamp")
+        if timestamp_s > now_s:
+            raise invalid_argument(
+                "The timestampInMillis parameter cannot be greater than the currentTimestampInMillis. "
+                f"timestampInMillis: {timestamp_s * 1000:.0f}, currentTimestampInMillis: {now_s * 1000:.0f}"
+            )
+        return shard.counter_at_timestamp(timestamp_s)
+    if kind in ("AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER"):
+        if request.starting_sequence_number is None:
+            raise invalid_argument(f"Must specify startingSequenceNumber for iterator type {kind}.")
+        counter = shard.counter_of(request.starting_sequence_number, stream.name)
+        after = kind == "AFTER_SEQUENCE_NUMBER"
+        return min(max(counter + after, shard.first_counter), shard.end_counter)
+    raise ServiceError("ValidationException", f"Value '{kind}' at 'shardIteratorType' is not known")
+
+
 def hash_key(entry: PutEntry) -> int:
     if entry.explicit_hash_key is not None:
         return parse_hash_key(entry.explicit_hash_key)
     return int.from_bytes(hashlib.md5(entry.partition_key.encode(), usedforsecurity=False).digest(), "big")
 
 
-def _child(shard: LocalShard) -> dict[str, Any]:
+def child_shard(shard: LocalShard) -> dict[str, Any]:
     return {"ShardId": shard.shard_id, "ParentShards": list(shard.parents), "HashKeyRange": hash_key_range(shard)}

@@ -7,6 +7,7 @@ next record to read. Nothing here is locked or reads a clock; KinesisService doe
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -52,6 +53,8 @@ class LocalShard:
         self.parents = parents
         self.children: tuple[LocalShard, ...] = ()
         self.quota = ShardQuota()
+        self.watchers: set[Callable[[], None]] = set()
+        """Called, under the lock, after each record and at the end; they must not wait."""
         self.starting_sequence_number = str(self._sequence_number(0, opened_s))
         self.ending_sequence_number: str | None = None
         # Parallel lists; _first is the counter of index 0 of all three. Records before `first_counter` are trimmed
@@ -82,12 +85,14 @@ class LocalShard:
         )
         self._arrivals_s.append(arrival_s)
         self._bytes_up_to.append(self._bytes_before(len(self._bytes_up_to)) + size_bytes)
+        self._tell()
         return sequence_number
 
     def close(self, now_s: float, children: tuple[LocalShard, ...]) -> None:
         self.closed_s = now_s
         self.ending_sequence_number = str(self._sequence_number(LAST_COUNTER, now_s))
         self.children = children
+        self._tell()
 
     def trim(self, horizon_s: float) -> None:
         """Hides the records that arrived before the horizon, and lets go of them in larger pieces."""
@@ -99,11 +104,11 @@ class LocalShard:
                 del column[:gone]
             self._first += gone
 
-    def read(self, counter: int, limit: int, now_s: float) -> ShardPage:
-        """At most `limit` records and 10 MiB of data from `counter` on, but at least one record if there is any."""
+    def read(self, counter: int, limit: int, now_s: float, max_bytes: int = MAX_ANSWER_BYTES) -> ShardPage:
+        """At most `limit` records and `max_bytes` of data from `counter` on, but one record at least."""
         start = max(counter, self.first_counter) - self._first
         read_before = self._bytes_before(start)
-        end = min(start + limit, bisect_right(self._bytes_up_to, read_before + MAX_ANSWER_BYTES))
+        end = min(start + limit, bisect_right(self._bytes_up_to, read_before + max_bytes))
         end = min(max(end, start + 1), len(self._fragments))
         caught_up = end >= len(self._fragments)
         return ShardPage(
@@ -140,6 +145,10 @@ class LocalShard:
             f"{stream_name} is invalid because it did not come from this stream."
         )
 
+    def continuation(self, next_counter: int, now_s: float) -> str:
+        """The number after which reading goes on at `next_counter`, whether there is a record yet or not."""
+        return str(self._sequence_number(next_counter - 1, now_s))
+
     def stored(self) -> list[StoredRecord]:
         """Every record within the retention, in order."""
         decoder = msgspec.json.Decoder(StoredRecord)
@@ -148,6 +157,10 @@ class LocalShard:
     def __repr__(self) -> str:
         state = "open" if self.is_open else f"closed -> {', '.join(child.shard_id for child in self.children)}"
         return f"<{self.shard_id} {state}, {self.end_counter - self.first_counter} records>"
+
+    def _tell(self) -> None:
+        for watcher in self.watchers:
+            watcher()
 
     def _bytes_before(self, index: int) -> int:
         return self._bytes_up_to[index - 1] if index else self._dropped_bytes

@@ -59,6 +59,8 @@ class Handoff:
         self._closed = False
         self._readable = False
         self._signal = new_signal()
+        self.on_stop: Callable[[], None] = lambda: None
+        """Called after each `stop` and after the close, without the lock, by whoever said so: to end a read."""
 
     def __repr__(self) -> str:
         reason = self._stop_reason.name if self._stop_reason else "-"
@@ -139,6 +141,7 @@ class Handoff:
             self._drop_all()
             self._tell()
             self._signal.close()
+        self.on_stop()
 
     # Anybody
 
@@ -164,6 +167,7 @@ class Handoff:
         with self._changed:
             self._stop_reason = stronger(self._stop_reason, reason)
             self._tell()
+        self.on_stop()
 
     # Under the lock
 

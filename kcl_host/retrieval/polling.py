@@ -14,23 +14,21 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
-
-import msgspec
 
 from kcl_host.config.settings import RetrievalSettings
 from kcl_host.decisions.child_restart import KeepIterator, ResumeAt, resume_position
-from kcl_host.decisions.deaggregation import Deaggregated, deaggregate_in_pieces
+from kcl_host.decisions.deaggregation import Deaggregated
 from kcl_host.decisions.pacing import LEAST_IDLE_S, ReadBudget, pause_after_answer_s, pause_after_failure_s
 from kcl_host.decisions.position import first_position, lacks_timestamp, reposition
 from kcl_host.decisions.rng import Rng
-from kcl_host.decisions.shard_end import judge_response
 from kcl_host.errors import AccessError, ExpiredIterator, InvalidPosition, KclHostError, StreamNotFound, Throttled
 from kcl_host.model.records import Batch, RecordsPage
 from kcl_host.model.sequence import LATEST, ExtendedSequenceNumber, InitialPosition, IteratorPosition
 from kcl_host.model.shard import ChildShard, HashKeyRange
 from kcl_host.ports import Clock, Stream
+from kcl_host.retrieval.answer import Answer, InvalidAnswer
 from kcl_host.retrieval.handoff import Handoff
 from kcl_host.retrieval.trouble import Trouble
 
@@ -40,18 +38,6 @@ REST_S: Final = 60.0
 """The turn of a source that has nothing to read until it is re-opened."""
 _NOW_S: Final = 1e-6
 """Waits below this are rounding errors of the clock."""
-
-
-class InvalidAnswer(KclHostError):
-    """The answer neither goes on nor ends the shard with child shards that name their parents."""
-
-
-class _Answer(msgspec.Struct, frozen=True):
-    """An answer on its way to the handoff, in one piece or in several; only the source's thread moves `pieces` on."""
-
-    page: RecordsPage
-    shard_end: bool
-    pieces: Iterator[Deaggregated]
 
 
 class PollingSource:
@@ -86,7 +72,7 @@ class PollingSource:
         self._start: IteratorPosition | None = None
         self._latest_since_s: float | None = None
         self._iterator: str | None = None
-        self._answer: _Answer | None = None
+        self._answer: Answer | None = None
         """What is still to be handed over; no read before that."""
         self._last_fetched: str | None = None
         self._first_obtained: str | None = None
@@ -210,64 +196,34 @@ class PollingSource:
             return 0.0
 
     def _accept(self, generation: int, page: RecordsPage) -> float:
-        judgement = judge_response(page.next_iterator, page.child_shards)
-        if judgement == "invalid":
-            raise InvalidAnswer
-        pieces = deaggregate_in_pieces(page.records, page.payload_bytes, self._hash_key_range)
+        answer = Answer(page, self._hash_key_range)
         with self._lock:
             if generation != self._generation:
                 return 0.0
             now_s = self._clock.monotonic()
             self._recover(now_s)
             self._not_before_s = now_s + pause_after_answer_s(self._settings, page.millis_behind_latest)
-            self._answer = answer = _Answer(page, judgement == "shard_end", pieces)
+            self._answer = answer
         return self._pass_on(generation, answer)
 
-    def _pass_on(self, generation: int, answer: _Answer) -> float:
+    def _pass_on(self, generation: int, answer: Answer) -> float:
         """The next piece of the answer, which there is room for."""
-        # Not under the lock, and before it is queued: the bounds of the handoff count user records, and no child waits.
-        users = next(answer.pieces)
+        users = answer.expand()
         with self._lock:
             return self._hand_over(answer, users) if generation == self._generation else 0.0
 
-    def _hand_over(self, answer: _Answer, users: Deaggregated) -> float:
+    def _hand_over(self, answer: Answer, users: Deaggregated) -> float:
         page = answer.page
-        batch = Batch(
-            records=users.records,
-            millis_behind_latest=page.millis_behind_latest,
-            shard_end=answer.shard_end and users.is_last,
-            child_shards=page.child_shards if users.is_last else (),
-            payload_bytes=users.payload_bytes,
-            last_sequence_number=page.records[-1].sequence_number if page.records else None,
-        )
-        if not self._handoff.offer(batch):
+        if not self._handoff.offer(answer.batch(users)):
             return 0.0  # Closed meanwhile; nothing counts as fetched.
         if page.records:
             self._first_obtained = self._first_obtained or page.records[0].sequence_number
-        self._say(
-            logging.DEBUG,
-            "batch fetched",
-            "batch_fetched",
-            records=len(page.records),
-            user_records=len(users.records),
-            outside_range=users.outside_range,
-            payload_bytes=users.payload_bytes,
-            millis_behind_latest=page.millis_behind_latest,
-        )
-        for rest in users.unreadable:
-            self._say(
-                logging.ERROR,
-                "a KPL aggregate is damaged inside: its last user records are skipped, as Java's KCL does",
-                "aggregate_unreadable",
-                sequence_number=rest.sequence_number,
-                kept=rest.kept,
-                lost=rest.lost,
-            )
+        answer.tell(users, self._say, "batch fetched", "batch_fetched")
         if not users.is_last:
             return 0.0
         self._answer = None
         self._iterator = page.next_iterator
-        self._last_fetched = batch.last_sequence_number or self._last_fetched
+        self._last_fetched = answer.last_sequence_number or self._last_fetched
         if answer.shard_end:
             self._end = page.child_shards
             return REST_S

@@ -12,13 +12,23 @@ from kcl_host.coordination.departure import Departure
 from kcl_host.coordination.held_leases import HeldLease, HeldLeases
 from kcl_host.coordination.lease_cleanup import LeaseCleanup
 from kcl_host.coordination.shard_end import ShardEnd
+from kcl_host.model.sequence import ExtendedSequenceNumber
 from kcl_host.multilang.dialogue import CheckpointRequested
 from kcl_host.ports import Clock, LeaseTable, Threads
 from kcl_host.retrieval.handoff import Handoff
-from kcl_host.retrieval.polling import PollingSource
 from kcl_host.runtime.child_session import ChildSession
 
 OnFatal = Callable[[str, BaseException], None]
+
+
+class RecordSource(Protocol):
+    """Reads one shard into its handoff: PollingSource, FanoutSource."""
+
+    def open(self, checkpoint: ExtendedSequenceNumber) -> None: ...
+
+    def reopen(self, checkpoint: ExtendedSequenceNumber) -> None: ...
+
+    def run_once(self) -> float | None: ...
 
 
 class Turns(Protocol):
@@ -40,7 +50,7 @@ class ConsumerServices:
     clock: Clock
     rng: random.Random
     threads: Threads
-    new_source: Callable[[HeldLease, Handoff], PollingSource]
+    new_source: Callable[[HeldLease, Handoff], RecordSource]
     start_source: Callable[[str, Callable[[], float | None]], Turns]
     start_session: Callable[[HeldLease, Callable[[CheckpointRequested], str | None]], ChildSession]
     """Starts a child and the dialogue with it; the second argument answers its checkpoint requests."""

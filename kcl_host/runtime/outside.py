@@ -10,11 +10,13 @@ import random
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from kcl_host.aws.clients import clients_for
 from kcl_host.aws.coordinator_table import DynamoDbCoordinatorTable
 from kcl_host.aws.kinesis import KinesisStream
 from kcl_host.aws.lease_table import DynamoDbLeaseTable
+from kcl_host.aws.subscribe import Subscriber, connect_subscriber
 from kcl_host.aws.table_migration import DynamoDbTableMigration
 from kcl_host.aws.worker_metrics_table import LEASE_KEY, DynamoDbWorkerMetricsTable
 from kcl_host.child.process import child_environment, start_child
@@ -43,6 +45,8 @@ class Outside:
     """Average of each metric since the last call, by short name."""
     start_child: Callable[[str], Child]
     """Starts the child of a shard; raises ChildStartFailed."""
+    subscriber: Subscriber | None = None
+    """For enhanced fan-out; None: shards are polled."""
 
 
 def connect(settings: Settings, *, environ: Mapping[str, str], clock: Clock, rng: random.Random) -> Outside:
@@ -71,18 +75,31 @@ def connect(settings: Settings, *, environ: Mapping[str, str], clock: Clock, rng
         )
         return child
 
+    threads = SystemThreads(pool_size=max(settings.lease.max_renewal_threads // 4, 2))
+    stream = KinesisStream(
+        clients.kinesis,
+        settings.stream.name,
+        arn=settings.stream.arn,
+        list_shards_backoff_s=settings.shard_sync.list_shards_backoff_s,
+        list_shards_max_attempts=settings.shard_sync.list_shards_max_attempts,
+    )
+    subscriber = None
+    if settings.retrieval.mode == "FANOUT":
+        subscriber = connect_subscriber(
+            settings,
+            clients.kinesis,
+            stream,
+            start_thread=partial(threads.start, daemon=True),
+            jitter=rng.random,
+            sleep=threads.event().wait,
+        )
     return Outside(
         clock=clock,
         rng=rng,
         new_id=lambda: str(uuid.uuid4()),
-        threads=SystemThreads(pool_size=max(settings.lease.max_renewal_threads // 4, 2)),
-        stream=KinesisStream(
-            clients.kinesis,
-            settings.stream.name,
-            arn=settings.stream.arn,
-            list_shards_backoff_s=settings.shard_sync.list_shards_backoff_s,
-            list_shards_max_attempts=settings.shard_sync.list_shards_max_attempts,
-        ),
+        threads=threads,
+        stream=stream,
+        subscriber=subscriber,
         lease_table=DynamoDbLeaseTable(
             clients.dynamodb, settings.lease_table, scan_segments=settings.lease.scan_segments
         ),

@@ -44,10 +44,11 @@ from kcl_host.model.lease import Lease
 from kcl_host.model.shard import StreamIdentifier
 from kcl_host.multilang.dialogue import CheckpointRequested, Dialogue
 from kcl_host.ports import Mailbox, Thread
+from kcl_host.retrieval.fanout import FanoutSource
 from kcl_host.retrieval.handoff import Handoff
 from kcl_host.retrieval.polling import PollingSource
 from kcl_host.runtime.child_session import ChildSession
-from kcl_host.runtime.consumer_services import ConsumerServices
+from kcl_host.runtime.consumer_services import ConsumerServices, RecordSource
 from kcl_host.runtime.consumer_status import ConsumerStatus
 from kcl_host.runtime.outside import Outside
 from kcl_host.runtime.shard_consumer import ShardConsumer
@@ -256,9 +257,12 @@ class Supervisor:
             on_shard_end=lambda held: self._events.put(Event("shard_ended", held)),
         )
 
-    def _new_source(self, held: HeldLease, handoff: Handoff) -> PollingSource:
-        return PollingSource(
-            self._stream,
+    def _new_source(self, held: HeldLease, handoff: Handoff) -> RecordSource:
+        subscriber = self._outside.subscriber
+        new: Callable[..., RecordSource] = (
+            partial(PollingSource, self._stream) if subscriber is None else partial(FanoutSource, subscriber)
+        )
+        return new(
             held.lease.shard_id,
             handoff,
             self._settings.retrieval,
@@ -303,11 +307,17 @@ class Supervisor:
                 "action": "worker_starts",
                 "version": __version__,
                 "application": self._settings.application_name,
-                "reads_by": "polling",
+                "reads_by": self._settings.retrieval.mode,
                 "because": self._settings.retrieval.mode_reason,
             },
         )
-        for step in (self._find_stream, self._metadata.prepare, self._report.run_once, self._election.run_once):
+        for step in (
+            self._find_stream,
+            self._find_consumer,
+            self._metadata.prepare,
+            self._report.run_once,
+            self._election.run_once,
+        ):
             if not self._retrying(step):
                 return False
         # These two have had their first turn. The lock and the first leases must not wait for a long first shard sync.
@@ -377,6 +387,16 @@ class Supervisor:
         summary = self._stream.describe()
         if summary.status not in STREAM_READY:
             raise NotYet(f"stream {summary.name} is {summary.status}, waiting until it is ACTIVE")
+
+    def _find_consumer(self) -> None:
+        """Before any lease is taken up: the registration may take a while, and no shard can be read without it."""
+        if self._outside.subscriber is not None:
+            _log.info(
+                "shards are read by enhanced fan-out, which AWS bills per consumer, shard and hour, and per GB; "
+                "retrievalMode = POLLING costs nothing extra",
+                extra={"action": "fan_out_chosen", "because": self._settings.retrieval.mode_reason},
+            )
+            self._outside.subscriber.prepare()
 
     def _lead(self) -> float:
         """A leader's turn: a shard sync when it has just come to lead, then the assignment pass."""
@@ -576,6 +596,8 @@ class Supervisor:
         deadline_s = self._clock.monotonic() + join_s
         for periodic in self._periodics.values():
             periodic.join(max(0.0, deadline_s - self._clock.monotonic()))
+        if self._outside.subscriber is not None:
+            self._outside.subscriber.close()
         self._outside.threads.close()
 
 

@@ -90,6 +90,8 @@ SAMPLES = {
 def sample(key: Key) -> str:
     if key.name == "streamArn":
         return "arn:aws:kinesis:eu-west-1:111122223333:stream/words"
+    if key.name == "fanoutConfig.consumerArn":
+        return f"arn:aws:kinesis:eu-west-1:111122223333:stream/{REQUIRED['streamName']}/consumer/me:1700000000"
     if key.name == "metricsLevel":
         return "SUMMARY"
     if key.name == "workerMetricList":  # the others need a bandwidth

@@ -88,7 +88,7 @@ def test_the_sample_of_a_new_user_means_what_java_makes_of_it() -> None:
     assert origin(loaded, "failoverTimeMillis") == ("10000", "default")
     assert origin(loaded, "leaseAssignmentIntervalMillis") == ("20000", "derived")
     assert origin(loaded, "workerId") == ("host-r4nd", "derived")
-    assert [f.key for f in loaded.findings] == ["retrievalMode"]
+    assert loaded.findings == ()
 
 
 def test_an_old_file_with_names_of_sdk_v1_runs_with_warnings_and_passes_the_strict_check() -> None:
@@ -138,8 +138,6 @@ def test_misspelt_keys_are_named_with_line_and_nearest_key_and_explain_what_is_m
         "6: unknown key dynamoDbEndpoint is ignored; keys are case-sensitive, write dynamoDBEndpoint",
         "7: unknown key failoverTimeMilis is ignored; did you mean failoverTimeMillis?",
         "8: unknown key frobnicate is ignored; no known key is similar",
-        " enhanced fan-out is chosen (no polling key is set), but it is not in this release yet;"
-        " write retrievalMode = POLLING",
     ]
 
 
@@ -165,7 +163,6 @@ def test_competing_keys_have_a_defined_winner_and_a_warning() -> None:
         "12: initialPositionInStream is ignored,"
         " initialPositionInStreamExtended (line 13) sets the same thing and wins",
         "14: maxRecords is ignored, pollingConfig.maxRecords (line 15) sets the same thing and wins",
-        "17: fanoutConfig.consumerName has no effect yet: this release of kcl-host understands it only",
         "17: fanoutConfig.consumerName is ignored, the retrieval mode is POLLING (retrievalMode = POLLING)",
         "19: failoverTimeMillis was already set in line 18; this line wins",
         "20: cleanupLeasesUponShardCompletion = false: leases of finished shards stay; the Java daemon deletes them",
@@ -299,6 +296,39 @@ def test_retrieval_mode_by_kcls_rule(given: dict[str, str], mode: str, reason: s
 def test_polling_keys_are_said_to_be_ignored_under_fan_out() -> None:
     found = messages(load({"retrievalMode": "FANOUT", "maxRecords": "5"}))
     assert "maxRecords is ignored, the retrieval mode is FANOUT (retrievalMode = FANOUT)" in found
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"fanoutConfig.consumerName": "two words"}, "'two words' cannot be a fan-out consumer"),
+        ({"fanoutConfig.consumerName": "x" * 129}, "cannot be a fan-out consumer"),
+        ({"applicationName": "a" * 129}, "applicationName: "),
+        ({"fanoutConfig.consumerArn": "arn:aws:kinesis:us-east-1:111122223333:stream/words"}, "is not of the form"),
+        (
+            {"fanoutConfig.consumerArn": "arn:aws:kinesis:us-east-1:111122223333:stream/other/consumer/me:17"},
+            "is a consumer of another stream",
+        ),
+    ],
+)
+def test_a_consumer_that_cannot_be_is_an_error_under_fan_out_only(given: dict[str, str], error: str) -> None:
+    assert load({**given, "retrievalMode": "POLLING"}).settings.retrieval.mode == "POLLING"
+    with pytest.raises(InvalidConfiguration, match=error):
+        load({**given, "retrievalMode": "FANOUT"})
+
+
+def test_fan_out_as_configured() -> None:
+    given = {
+        "retrievalMode": "FANOUT",
+        "fanoutConfig.consumerName": "readers",
+        "fanoutConfig.registerStreamConsumerRetries": "3",
+        "fanoutConfig.retryBackoffMillis": "250",
+        "fanoutTransport": "HTTP1",
+    }
+    retrieval = load(given).settings.retrieval
+    assert (retrieval.consumer_name, retrieval.register_consumer_attempts) == ("readers", 3)
+    assert (retrieval.registration_backoff_s, retrieval.fanout_transport) == (0.25, "http1")
+    assert retrieval.describe_summary_attempts == retrieval.describe_consumer_attempts == 10
 
 
 def test_region_comes_from_the_file_then_the_environment_then_nowhere() -> None:

@@ -42,6 +42,7 @@ ONLY_IN: dict[str, set[str]] = {
     "click": {"cli"},
     "rich": {"cli"},
     "moto": {"local"},
+    "h2": {"aws", "local"},
     "flask": {"local"},
 }
 
