@@ -47,6 +47,7 @@ def subscriptions_break(engines: Engines, kind: FaultKind, shard: str | None = N
     return lambda: fault.hits == 1
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 def test_every_record_once_through_reshards_while_connections_are_cut(
     engines: Engines, producer: Producer, tmp_path: Path
 ) -> None:

@@ -281,7 +281,8 @@ def disturb_stream(host: Running, faults: Faults, kind: FaultKind) -> None:
 @pytest.mark.parametrize(
     "kinds",
     [
-        pytest.param(("throttle", "drop", "error"), id="short"),
+        # Too long for the default tests: .ci/run has it.
+        pytest.param(("throttle", "drop", "error"), id="short", marks=pytest.mark.interop),
         pytest.param(("lost_answer", "slow", "late", "hang", "expired"), id="more", marks=pytest.mark.stress),
     ],
 )

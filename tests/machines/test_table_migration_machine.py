@@ -263,5 +263,5 @@ class Migration(RuleBasedStateMachine):
         assert phase_2[leader].live == "COMPLETE"
 
 
-Migration.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+Migration.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestMigration = Migration.TestCase
