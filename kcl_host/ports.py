@@ -267,6 +267,37 @@ class Stream(Protocol):
         """Raises ExpiredIterator, InvalidPosition; StreamNotFound also when only the shard is gone."""
 
 
+class Subscription(Protocol):
+    """The events of one SubscribeToShard."""
+
+    @property
+    def bytes_received(self) -> int:
+        """So far; it stands still when nothing arrives."""
+
+    def next(self, timeout_s: float) -> RecordsPage | None:
+        """The next event, whose `next_iterator` is its continuation sequence number. None: none within the time.
+
+        Raises SubscriptionEnded, StreamNotFound, SubscriptionInUse, Throttled, AccessError, Unavailable.
+        """
+
+    def close(self) -> None:
+        """Ends it, and a `next` under way at once. From any thread, any number of times."""
+
+
+class Subscriber(Protocol):
+    """The registered consumer of one stream."""
+
+    def prepare(self) -> None:
+        """Finds or registers the consumer."""
+
+    def subscribe(self, shard_id: str, position: IteratorPosition) -> Subscription:
+        """Returns once the service has accepted.
+
+        Raises SubscriptionInUse, InvalidPosition, ConsumerGone; StreamNotFound when the shard or the stream is gone;
+        Throttled, Unavailable, AccessError.
+        """
+
+
 class Reply(msgspec.Struct, frozen=True):
     """What the host does with bytes a child wrote: lines to write back, and whether the action is answered.
 

@@ -132,6 +132,11 @@ class KinesisStream:
         raise AssertionError("max_attempts is at least 1")
 
 
+def arn_of(client: KinesisClient, account: str, name: str) -> str:
+    """The ARN of a stream in the region of the client, as Java builds it where it is not given (shard-sync 8.3)."""
+    return f"arn:{client.meta.partition}:kinesis:{client.meta.region_name}:{account}:stream/{name}"
+
+
 def _time_stamp(epoch_s: float) -> datetime:
     return datetime.fromtimestamp(epoch_s, UTC)
 

@@ -25,7 +25,7 @@ from kcl_host.aws.faults import Resource, translated
 from kcl_host.aws.http2 import Http2Stream, Http2Transport, NoAnswer, NotConnected, Response, StartThread
 from kcl_host.aws.kinesis import RAW_EVENTS, KinesisStream, WirePage, page_of
 from kcl_host.aws.stream_consumer import StreamConsumer
-from kcl_host.config.settings import Settings
+from kcl_host.config.settings import RetrievalSettings, Settings
 from kcl_host.errors import (
     InvalidPosition,
     KclHostError,
@@ -74,12 +74,9 @@ class Subscriber:
         stream_name: str,
         consumer: StreamConsumer,
         list_shards: Callable[[], list[Shard] | None],
-        close: Callable[[], None] = lambda: None,
     ) -> None:
         self._client = client
         self._list_shards = list_shards
-        self.close = close
-        """Breaks every subscription off."""
         self._consumer = consumer
         self._resource = Resource("kinesis", stream_name)
 
@@ -217,28 +214,41 @@ def send_by_http2(client: KinesisClient, transport: Http2Transport, head_timeout
     client.meta.events.register(EVENT, send)
 
 
-def connect_subscriber(
-    settings: Settings,
-    client: KinesisClient,
-    stream: KinesisStream,
-    *,
-    start_thread: StartThread,
-    jitter: Callable[[], float],
-    sleep: Callable[[float], object],
-) -> Subscriber:
-    """The subscriber of the configured stream, by the configured transport; `client` is that for polling.
+class Subscribers:
+    """Makes the subscribers of the host's streams, by the configured transport; they share its connections.
 
-    `start_thread(name, body)` starts the threads of the HTTP/2 connections; `jitter` and `sleep` as of StreamConsumer.
+    `client` is that for polling. `start_thread(name, body)` starts the threads of the HTTP/2 connections; `jitter` and
+    `sleep` as of StreamConsumer. Makes no request.
     """
-    retrieval = settings.retrieval
-    consumer = StreamConsumer(client, settings.stream.name, stream.describe, retrieval, jitter=jitter, sleep=sleep)
-    if retrieval.fanout_transport == "http1":
-        patient = msgspec.structs.replace(retrieval, request_timeout_s=HTTP1_READ_TIMEOUT_S)
-        client = kinesis_client(msgspec.structs.replace(settings, retrieval=patient))
-        return Subscriber(client, settings.stream.name, consumer, stream.list_shards)
-    transport = transport_for(Session(), start_thread, KINESIS_CONNECT_TIMEOUT_S)
-    send_by_http2(client, transport, retrieval.request_timeout_s)
-    return Subscriber(client, settings.stream.name, consumer, stream.list_shards, transport.close)
+
+    def __init__(
+        self,
+        settings: Settings,
+        client: KinesisClient,
+        *,
+        start_thread: StartThread,
+        jitter: Callable[[], float],
+        sleep: Callable[[float], object],
+    ) -> None:
+        self._client = self._subscribing = client
+        self._jitter = jitter
+        self._sleep = sleep
+        self.close: Callable[[], None] = lambda: None
+        """Breaks every subscription off."""
+        if settings.retrieval.fanout_transport == "http1":
+            patient = msgspec.structs.replace(settings.retrieval, request_timeout_s=HTTP1_READ_TIMEOUT_S)
+            self._subscribing = kinesis_client(msgspec.structs.replace(settings, retrieval=patient))
+        else:
+            transport = transport_for(Session(), start_thread, KINESIS_CONNECT_TIMEOUT_S)
+            send_by_http2(client, transport, settings.retrieval.request_timeout_s)
+            self.close = transport.close
+
+    def of(self, stream: KinesisStream, name: str, retrieval: RetrievalSettings) -> Subscriber:
+        """`name` is that of the stream, for messages."""
+        consumer = StreamConsumer(
+            self._client, name, stream.describe, retrieval, jitter=self._jitter, sleep=self._sleep
+        )
+        return Subscriber(self._subscribing, name, consumer, stream.list_shards)
 
 
 def transport_for(session: Session, start_thread: StartThread, connect_timeout_s: float) -> Http2Transport:

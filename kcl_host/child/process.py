@@ -35,6 +35,7 @@ _log = logging.getLogger(__name__)
 
 EXTENSIONS = "KCL_HOST_PROTOCOL_EXTENSIONS"
 """Names the additions to the protocol that are switched on, between commas (protocol/PROTOCOL.md section 12)."""
+CREATED = "KCL_HOST_STREAM_CREATED"
 _STDIN_PIPE_BYTES = 256 * 1024
 """A larger pipe saves context switches on long lines. Not 1 MiB: one user's pipes may hold 64 MiB together
 (pipe-user-pages-soft); past that every new pipe of that user shrinks to a page or two."""
@@ -53,15 +54,20 @@ def child_environment(
     stream: str,
     shard: str,
     worker: str,
+    stream_created_s: int | None = None,
     extensions: Sequence[str] = (),
 ) -> dict[str, str]:
     """The daemon's environment, as in Java, and in addition who the child works for.
 
-    KCL_HOST_PROTOCOL_EXTENSIONS is there only when there are any, even if the host itself was started with it.
+    `stream` is its identifier as leases carry it, `stream_created_s` its creation in epoch seconds: one that is deleted
+    and created anew under its name is another stream. KCL_HOST_STREAM_CREATED is there only when that is known,
+    KCL_HOST_PROTOCOL_EXTENSIONS only when there are any, even if the host itself was started with them.
     """
     announced = {EXTENSIONS: ",".join(extensions)} if extensions else {}
+    if stream_created_s is not None:
+        announced[CREATED] = str(stream_created_s)
     return {
-        **{name: value for name, value in base.items() if name != EXTENSIONS},
+        **{name: value for name, value in base.items() if name not in (EXTENSIONS, CREATED)},
         "KCL_HOST_APPLICATION": application,
         "KCL_HOST_STREAM": stream,
         "KCL_HOST_SHARD": shard,

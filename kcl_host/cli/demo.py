@@ -199,7 +199,7 @@ class _Demo:
         from rich.table import Table
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title_justify="left")
-        table.title = f"stream {status.stream_name}, application {status.application_name}"
+        table.title = f"stream {', '.join(status.stream_names)}, application {status.application_name}"
         for heading in ("shard", "state", "owner"):
             table.add_column(heading, no_wrap=True)
         for heading in ("rec/s", "records", "lag", "last checkpoint", "child"):

@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "run": "run the host (the default: `kcl-host -p FILE`)",
     "check": "show the effective configuration and what is wrong with it",
     "verify": "try a record processor against the protocol, without AWS",
+    "migrate-leases": "bring the leases of a single-stream application into a multi-stream table",
     "local": "run the embedded Kinesis and DynamoDB engines",
     "demo": "see it all at work, with nothing but this machine",
 }
@@ -35,7 +36,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(importlib.import_module(f"kcl_host.cli.{cmd_name}"), cmd_name)
+        name = cmd_name.replace("-", "_")
+        command = getattr(importlib.import_module(f"kcl_host.cli.{name}"), name)
         assert isinstance(command, click.Command)
         return command
 

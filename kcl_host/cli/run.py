@@ -11,19 +11,21 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import Literal
 
 import click
 
 from kcl_host import log
 from kcl_host.config.findings import log_findings
+from kcl_host.config.keys import KEYS
 from kcl_host.config.properties import Loaded, load_settings
+from kcl_host.config.settings import StreamSettings
 from kcl_host.errors import ConfigurationError, FleetRolledBack
 
 _log = logging.getLogger(__name__)
 
 DESCRIPTORS = 65536
+STREAM_KEYS = ("streamNames", "streamArns")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -51,7 +53,8 @@ def run(
     """Run a worker of the application that FILE describes.
 
     TERM or INT ends it in order: children are asked to checkpoint, leases are released, exit code 0. A second
-    signal ends it at once. Logs go to stderr.
+    signal ends it at once. HUP reads FILE again, which a host of several streams does each minute too: streams that
+    were added or removed are taken over, the rest waits for a restart. Logs go to stderr.
     """
     path = properties_file or file
     if path is None:
@@ -63,7 +66,7 @@ def run(
         format=log_format or loaded.log_format,
         stream=sys.stderr,
         worker=loaded.settings.worker_id,
-        kinesis_stream=loaded.settings.stream.name,
+        kinesis_stream=None if loaded.settings.multi_stream else loaded.settings.streams[0].name,
     )
     log_findings(loaded.findings, _log)
     if log_configuration:
@@ -75,7 +78,12 @@ def run(
             "two properties files given, the option wins", extra={"action": "configuration", "file": str(path)}
         )
     raise_descriptor_limit()
-    return serve(loaded)
+    return serve(loaded, path)
+
+
+def _is_about_streams(key: str) -> bool:
+    """What may change while the host runs: which streams there are, and what one of them has of its own."""
+    return key in STREAM_KEYS or any(key.startswith(f"{one.name}.") for one in KEYS if one.per_stream)
 
 
 def read_settings(path: Path) -> Loaded:
@@ -91,26 +99,72 @@ def read_settings(path: Path) -> Loaded:
     )
 
 
-def serve(loaded: Loaded) -> int:
+class Configuration:
+    """The file of a running host, read again: its streams are taken over, the rest needs a restart and is only named.
+
+    Belongs to one thread.
+    """
+
+    def __init__(self, loaded: Loaded, path: Path) -> None:
+        self._loaded = loaded
+        self._path = path
+        self._said: object = None
+
+    def streams(self) -> tuple[StreamSettings, ...] | None:
+        """The streams of now; None when the file is wrong, or cannot be read: then those of before go on."""
+        try:
+            now = read_settings(self._path)
+        except ConfigurationError as error:
+            self._say("the changed configuration is wrong, that of before goes on", {"error": str(error)})
+            return None
+        old, new = ({e.key: e.value for e in loaded.origins if e.origin != "derived"} for loaded in (self._loaded, now))
+        changed = [key for key in {**old, **new} if old.get(key) != new.get(key) and not _is_about_streams(key)]
+        if now.settings.multi_stream != self._loaded.settings.multi_stream or not now.settings.multi_stream:
+            changed += [key for key in STREAM_KEYS if old.get(key) != new.get(key)]
+        if changed:
+            self._say("the configuration has changed in what needs a restart", {"keys": sorted(set(changed))})
+        else:
+            self._said = None
+        return now.settings.streams if now.settings.multi_stream == self._loaded.settings.multi_stream else None
+
+    def _say(self, message: str, facts: dict[str, object]) -> None:
+        """Once for each change: the file is read every minute."""
+        if (message, facts) != self._said:
+            self._said = (message, facts)
+            _log.warning(message, extra={"action": "configuration", **facts})
+
+
+def serve(loaded: Loaded, path: Path) -> int:
     from kcl_host.runtime.clock import SystemClock
     from kcl_host.runtime.outside import connect
+    from kcl_host.runtime.signals import watch_signals
     from kcl_host.runtime.supervisor import StoppedAtOnce, Supervisor
+
+    configuration = Configuration(loaded, path)
 
     def new_worker() -> Supervisor:
         return Supervisor(
             loaded.settings,
-            connect(loaded.settings, environ=dict(os.environ), clock=SystemClock(), rng=random.Random()),
+            connect(
+                loaded.settings,
+                environ=dict(os.environ),
+                clock=SystemClock(),
+                rng=random.Random(),
+                read_streams=configuration.streams,
+            ),
         )
 
     worker = new_worker()
     received: list[int] = []
 
-    def on_signal(number: int, _: FrameType | None) -> None:
+    def act(number: int) -> None:
+        if number == signal.SIGHUP:
+            worker.reread()
+            return
         received.append(number)
         (worker.request_stop if len(received) == 1 else worker.stop_now)()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
+    watch_signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), act)
     while True:
         try:
             worker.run()

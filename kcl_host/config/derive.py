@@ -4,23 +4,17 @@ contradictions, and the Settings tree."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from kcl_host.config.credentials import mask_chain, near_region
-from kcl_host.config.findings import Report
-from kcl_host.config.keys import BY_NAME, Key
+from kcl_host.config.derive_streams import STREAM_ARN, StreamDerivation
+from kcl_host.config.keys import BY_NAME
 from kcl_host.config.settings import Settings
 from kcl_host.config.values import convert, has_unbalanced_quote, mask_uri, split_command
 
-_STREAM_ARN: Final = re.compile(r"arn:aws[a-z-]*:kinesis:([a-z0-9-]+):[0-9]{12}:stream/([a-zA-Z0-9_.-]+)")
-_CONSUMER_ARN: Final = re.compile(
-    r"arn:aws[a-z-]*:kinesis:[a-z0-9-]+:[0-9]{12}:stream/([a-zA-Z0-9_.-]+)/consumer/[a-zA-Z0-9_.-]+:[0-9]+"
-)
 _TABLE_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{3,255}")
-_STREAM_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 _INTERFACE: Final = re.compile(r"[^\s/:]{1,15}")
 _LEAST_IDLE_MS: Final = 200
 _BAKE_LIMITS_S: Final = (3_600, 604_800)
@@ -38,37 +32,8 @@ _SERVICES: Final = (
 )
 
 
-class Given(msgspec.Struct, frozen=True, kw_only=True):
-    """A key as it was given. `value` None: the text is of no use, the default applies."""
-
-    key: Key
-    name: str
-    text: str
-    value: Any
-    is_set: bool
-    """Whether Java's field differs from the default of its type; decides retrievalMode = DEFAULT."""
-    line: int | None
-
-
-class Derivation:
+class Derivation(StreamDerivation):
     """Builds the tree of one configuration. `derived` tells (value, origin) of what is neither given nor a default."""
-
-    def __init__(
-        self,
-        given: Mapping[str, Given],
-        *,
-        environ: Mapping[str, str],
-        report: Report,
-        misspelt: Mapping[str, str],
-        known_regions: Collection[str],
-    ) -> None:
-        self.derived: dict[str, tuple[str | None, str]] = {}
-        self._given = given
-        self._environ = environ
-        self._report = report
-        self._misspelt = misspelt
-        self._known_regions = known_regions
-        self._tree: dict[str, Any] = {}
 
     def settings(self, *, worker_id: str) -> Settings | None:
         """The tree; None when an error was reported, then or before."""
@@ -77,7 +42,7 @@ class Derivation:
                 milliseconds = one.key.unit == "ms" and one.key.to.endswith("_s")
                 self._put(one.key.to, one.value / 1000 if milliseconds else one.value)
         self._command()
-        self._stream()
+        self._streams()
         self._application(worker_id)
         self._region()
         for service, *keys in _SERVICES:
@@ -86,42 +51,12 @@ class Derivation:
         self._lease_times()
         self._worker_metrics()
         self._retrieval()
+        self._reading()
         self._tables()
         self._migration()
         if self._report.has_errors:
             return None
         return msgspec.convert(self._tree, Settings)
-
-    def value(self, name: str, default: Any = None) -> Any:
-        """The value of a key, `default` when it has none."""
-        one = self._given.get(name)
-        return default if one is None or one.value is None else one.value
-
-    def _put(self, path: str, value: Any) -> None:
-        *parents, field = path.split(".")
-        node = self._tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[field] = value
-
-    def _line(self, name: str) -> int | None:
-        one = self._given.get(name)
-        return one.line if one else None
-
-    def _warn(self, name: str, text: str) -> None:
-        self._report.warning(name, text, self._line(name))
-
-    def _missing(self, names: tuple[str, ...], text: str) -> None:
-        """A required key has no value; says so unless its text was refused already."""
-        given = [self._given[name] for name in names if name in self._given]
-        if given:
-            if not self._report.has_error_about(given[0].name):
-                self._report.error(given[0].name, f"{given[0].name} needs a value: {text}", given[0].line)
-            return
-        near = "".join(
-            f" ({self._misspelt[name]}: names are case-sensitive)" for name in names if name in self._misspelt
-        )
-        self._report.error(names[0], f"{' or '.join(names)} is missing: {text}{near}")
 
     def _command(self) -> None:
         text = self.value("executableName")
@@ -131,27 +66,6 @@ class Derivation:
         if has_unbalanced_quote(text):
             self._warn("executableName", "executableName has a quote without its partner; it is passed on as it is")
         self._put("child.command", split_command(text))
-
-    def _stream(self) -> None:
-        name, arn = self.value("streamName"), self.value("streamArn")
-        if arn is not None:
-            match = _STREAM_ARN.fullmatch(arn)
-            if not match:
-                text = f"streamArn = {arn} is not of the form arn:aws:kinesis:REGION:ACCOUNT:stream/NAME"
-                self._report.error("streamArn", text, self._line("streamArn"))
-                return
-            if name is not None and name != match[2]:
-                self._warn("streamName", "streamName is ignored, streamArn names another stream and wins")
-            name = match[2]
-            self.derived["streamName"] = (name, "derived")
-        if name is None:
-            hint = "; several streams (streamNames, streamArns) are not in this release yet"
-            several = self.value("streamNames") or self.value("streamArns")
-            self._missing(("streamName", "streamArn"), f"set one of them{hint if several else ''}")
-        elif not _STREAM_NAME.fullmatch(name):
-            text = f"streamName = {name!r} cannot be a stream: letters, digits and _ . - only, at most 128"
-            self._report.error("streamName", text, self._line("streamName"))
-        self._put("stream.name", name)
 
     def _application(self, worker_id: str) -> None:
         self._tree.setdefault("worker_id", worker_id)
@@ -192,12 +106,17 @@ class Derivation:
             own = node.setdefault("region", region)
             if own != region and self.value("regionName") is not None:
                 self._warn("regionName", f"regionName is ignored for {service}, whose client has a region of its own")
-        arn = _STREAM_ARN.fullmatch(self.value("streamArn", ""))
         actual = self._tree["kinesis"]["region"]
-        if arn and actual and arn[1] != actual:
-            self._warn(
-                "streamArn", f"streamArn names {arn[1]}, but as in Java the region {actual} is used for requests"
-            )
+        for key, arns in (("streamArn", (self.value("streamArn", ""),)), ("streamArns", self.value("streamArns", ()))):
+            for text in arns:
+                arn = STREAM_ARN.fullmatch(text)
+                if not (arn and actual and arn[1] != actual):
+                    continue
+                if key == "streamArn":
+                    self._warn(key, f"{key} names {arn[1]}, but as in Java the region {actual} is used for requests")
+                else:
+                    problem = f"{key}: {text} is not in {actual}, the region of the host; as in Java all must be"
+                    self._report.error(key, problem, self._line(key))
 
     def _service(self, service: str, credentials: str, builder: str, endpoint: str, sdk_name: str) -> None:
         node = self._tree[service]
@@ -291,19 +210,10 @@ class Derivation:
 
     def _retrieval(self) -> None:
         """POLLING or FANOUT by the rule of spec configuration 3.10."""
-        polling = [g for g in self._given.values() if g.key.bean == "pollingConfig" and g.is_set]
-        fan_out = [g for g in self._given.values() if g.name.startswith("fanoutConfig.")]
         asked = self.value("retrievalMode", "DEFAULT")
-        if asked == "DEFAULT" and polling:
-            mode, reason = "POLLING", f"{polling[0].name} is set"
-        elif asked == "DEFAULT":
-            mode, reason = "FANOUT", "no polling key is set"
-        else:
-            mode, reason = asked, f"retrievalMode = {asked}"
+        mode, reason = self._mode(asked, "retrievalMode")
         if asked == "DEFAULT":
             self.derived["retrievalMode"] = (f"{mode} ({reason})", "derived")
-        for one in polling if mode == "FANOUT" else fan_out:
-            self._report.warning(one.name, f"{one.name} is ignored, the retrieval mode is {mode} ({reason})", one.line)
         self._put("retrieval.mode", mode)
         self._put("retrieval.mode_reason", reason)
         name = "fanoutConfig.consumerName"
@@ -314,31 +224,11 @@ class Derivation:
         ):
             self._put("retrieval.consumer_name", self._tree["application_name"])
             self.derived[name] = (self._tree["application_name"], "derived")
-        if mode == "FANOUT":
-            self._consumer()
         idle = "idleTimeBetweenReadsInMillis"
         if self.value(idle, _LEAST_IDLE_MS) < _LEAST_IDLE_MS:
             self._warn(idle, f"{idle} is raised to {_LEAST_IDLE_MS}")
             self._put("retrieval.idle_between_reads_s", _LEAST_IDLE_MS / 1000)
             self.derived[idle] = (str(_LEAST_IDLE_MS), "derived")
-
-    def _consumer(self) -> None:
-        name, arn = "fanoutConfig.consumerName", "fanoutConfig.consumerArn"
-        if (given := self.value(arn)) is not None:
-            match = _CONSUMER_ARN.fullmatch(given)
-            if not match:
-                text = (
-                    f"{arn} = {given} is not of the form arn:aws:kinesis:REGION:ACCOUNT:stream/NAME/consumer/NAME:TIME"
-                )
-                self._report.error(arn, text, self._line(arn))
-            elif match[1] != self._tree.get("stream", {}).get("name"):
-                self._report.error(arn, f"{arn} = {given} is a consumer of another stream", self._line(arn))
-            return
-        consumer = self._tree["retrieval"].get("consumer_name")
-        if consumer is not None and not _STREAM_NAME.fullmatch(consumer):
-            source = name if name in self._given else "applicationName"
-            text = f"{source}: {consumer!r} cannot be a fan-out consumer: letters, digits and _ . - only, at most 128"
-            self._report.error(name, text, self._line(source))
 
     def _tables(self) -> None:
         for mode, names in (

@@ -12,8 +12,8 @@ from typing import Final, Literal
 import msgspec
 
 Kind = Literal[
-    "text", "int", "long", "double", "boolean", "enum", "duration", "tags", "list", "region", "uri", "credentials",
-    "command", "epoch seconds",
+    "text", "int", "long", "double", "boolean", "enum", "duration", "tags", "list", "names", "region", "uri",
+    "credentials", "command", "epoch seconds",
 ]  # fmt: skip
 Status = Literal["used", "accepted without effect", "not yet", "not supported"]
 
@@ -48,6 +48,8 @@ class Key(msgspec.Struct, frozen=True):
     extension: bool = False
     """Ours; the Java daemon ignores it."""
     secret: bool = False
+    per_stream: bool = False
+    """`name.STREAM` is the value for one of several streams."""
 
 
 _MODES: Final = ("PAY_PER_REQUEST", "PROVISIONED")
@@ -56,7 +58,6 @@ _GRACEFUL: Final = "gracefulLeaseHandoffConfigBean"
 _BALANCE: Final = "workerUtilizationAwareAssignmentConfigBean"
 _METRICS_TABLE: Final = "workerMetricStatsTableConfigBean"
 _STATE_TABLE: Final = "coordinatorStateTableConfigBean"
-_SEVERAL: Final = "Streams read by one host"
 
 
 def _client_keys(bean: str, service: str, endpoint: str, status: Status) -> tuple[Key, ...]:
@@ -88,11 +89,12 @@ def _client_keys(bean: str, service: str, endpoint: str, status: Status) -> tupl
 # fmt: off
 _APPLICATION: Final = (
     Key("executableName", "command", None, "child.command",
-        "Command of the record processor, one per shard; split at spaces, arguments may be quoted. Required."),
+        "Command of the record processor, one per shard; split at spaces, arguments may be quoted. Required.",
+        per_stream=True),
     Key("applicationName", "text", None, "application_name",
         "Names the application: lease table, metrics namespace, fan-out consumer and legacy tables. Required."),
-    Key("streamName", "text", None, "stream.name", "The stream. It or streamArn is required."),
-    Key("streamArn", "text", None, "stream.arn",
+    Key("streamName", "text", None, "", "The stream. It, streamArn, streamNames or streamArns is required."),
+    Key("streamArn", "text", None, "",
         "The stream by ARN, wins over streamName; as in Java its region and account are not used for requests."),
     Key("workerId", "text", None, "worker_id",
         "Identity of this worker in the lease table. Default: host name and a random suffix.",
@@ -125,8 +127,19 @@ _APPLICATION: Final = (
     Key("protocolExtensions", "list", None, "child.protocol_extensions",
         "Opt-in additions to the MultiLang protocol, see protocol/PROTOCOL.md section 12.",
         choices=("prepareCheckpoint",), extension=True),
-    Key("streamNames", "list", None, "", _SEVERAL + ", by name.", status="not yet", extension=True),
-    Key("streamArns", "list", None, "", _SEVERAL + ", by ARN.", status="not yet", extension=True),
+    Key("streamNames", "names", None, "",
+        "Streams read by one application, with leases as in Java's multi-stream mode; each by name or as "
+        "account:name:creation epoch. The file is read again each minute and on HUP.", extension=True),
+    Key("streamArns", "names", None, "", "The same by ARN, for streams of other accounts too.", extension=True),
+    Key("formerStreamsLeasesDeletionStrategy", "enum", "NO_STREAMS_LEASES_DELETION", "stream_tracking.former_streams",
+        "Leases of streams no longer named by streamNames and streamArns: kept and read on, deleted after a wait, or "
+        "deleted if streamIdentifiersForLeaseCleanup names them.",
+        choices=("NO_STREAMS_LEASES_DELETION", "FORMER_STREAMS_AUTO_DETECTION_DEFERRED_DELETION",
+                 "PROVIDED_STREAMS_DEFERRED_DELETION"), extension=True),
+    Key("waitPeriodToDeleteFormerStreamsMillis", "long", "3600000", "stream_tracking.wait_before_deletion_s",
+        "That wait, from when the leader first misses the stream.", unit="ms", extension=True),
+    Key("streamIdentifiersForLeaseCleanup", "names", None, "stream_tracking.provided",
+        "Streams whose leases may be deleted, each as account:name:creation epoch.", extension=True),
 )
 _CLIENTS: Final = (
     Key("regionName", "region", None, "",
@@ -157,10 +170,10 @@ _CREDENTIALS: Final = (
 )
 _START: Final = (
     Key("initialPositionInStream", "enum", "LATEST", "", "Where a shard is read from that has no checkpoint yet.",
-        choices=("LATEST", "TRIM_HORIZON")),
+        choices=("LATEST", "TRIM_HORIZON"), per_stream=True),
     Key("initialPositionInStreamExtended", "epoch seconds", None, "",
         "The same as a time (AT_TIMESTAMP); wins over initialPositionInStream.", unit="s",
-        beats=("initialPositionInStream",)),
+        beats=("initialPositionInStream",), per_stream=True),
 )
 _COORDINATOR: Final = (
     Key("clientVersionConfig", "enum", "CLIENT_VERSION_CONFIG_3X", "coordinator.client_version_config",
@@ -321,7 +334,7 @@ _BALANCING: Final = (
 _RETRIEVAL: Final = (
     Key("retrievalMode", "enum", "DEFAULT", "",
         "POLLING, FANOUT, or DEFAULT: polling if a polling key is set, else enhanced fan-out.",
-        choices=("DEFAULT", "POLLING", "FANOUT")),
+        choices=("DEFAULT", "POLLING", "FANOUT"), per_stream=True),
     Key("maxRecords", "int", "10000", "retrieval.max_records", "Most records of one GetRecords.",
         primitive=True, minimum=1, maximum=10000, fatal="range", bean="pollingConfig"),
     Key("idleTimeBetweenReadsInMillis", "long", "1500", "retrieval.idle_between_reads_s",
@@ -340,9 +353,9 @@ _RETRIEVAL: Final = (
     Key("maxByteSize", "long", "8388608", "retrieval.max_pending_bytes", "Bytes read ahead per shard.",
         unit="bytes", primitive=True, extension=True),
     Key("fanoutConfig.consumerArn", "text", None, "retrieval.consumer_arn",
-        "Existing fan-out consumer to use; none is looked for or registered."),
+        "Existing fan-out consumer to use; none is looked for or registered.", per_stream=True),
     Key("fanoutConfig.consumerName", "text", None, "retrieval.consumer_name",
-        "Fan-out consumer to find or register. Default: applicationName."),
+        "Fan-out consumer to find or register. Default: applicationName.", per_stream=True),
     Key("fanoutConfig.maxDescribeStreamSummaryRetries", "int", "10", "retrieval.describe_summary_attempts",
         "Attempts to describe the stream while that is limited, before fan-out begins.", primitive=True),
     Key("fanoutConfig.maxDescribeStreamConsumerRetries", "int", "10", "retrieval.describe_consumer_attempts",
@@ -425,6 +438,8 @@ file is ISO-8859-1 (`\\uXXXX` for other characters).
   or the default for the keys marked 0.
 - **Durations** are ISO-8601: `PT15M`, `P1D`. **Tags** are `name=value, name=value`. **Enumerations** ignore case.
 - **Nested** spellings (`pollingConfig.maxRecords`) win over the plain ones.
+- **Several streams** (`streamNames`, `streamArns`): a key marked * may be given for one of them, as
+  `retrievalMode.STREAM`, by the stream's name.
 - Status: *used*; *no effect*: accepted, does nothing (usually as in Java); *not yet*: understood, not in this release;
   *not supported*: an error. Keys marked + are ours; the Java daemon ignores them, so a file can serve both.
 """
@@ -444,7 +459,8 @@ def _row(key: Key) -> str:
     kind = " \\| ".join(f"`{choice}`" for choice in key.choices) or key.kind + (f", {key.unit}" if key.unit else "")
     kind = f"list of {kind}" if key.choices and key.kind == "list" else kind
     marks = " 0" if key.primitive else ""
-    name = f"`{key.name}`" + (" +" if key.extension else "") + (f"<br>`{key.bean}.{key.name}`" if key.bean else "")
+    name = f"`{key.name}`" + (" +" if key.extension else "") + (" \\*" if key.per_stream else "")
+    name += f"<br>`{key.bean}.{key.name}`" if key.bean else ""
     default = f"`{key.default}`" if key.default is not None else ""
     return f"| {name} | {kind}{marks} | {default} | {_SHORT_STATUS.get(key.status, key.status)} | {key.meaning} |"
 

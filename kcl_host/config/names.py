@@ -12,6 +12,7 @@ from kcl_host.config.keys import KEYS, Key
 _CREDENTIALS: Final = "AwsCredentialsProvider"
 _NESTED: Final = {f"{key.bean}.{key.name}": key for key in KEYS if key.bean}
 _NAMES: Final = {key.name: key for key in KEYS} | _NESTED
+_PER_STREAM: Final = sorted((key for key in KEYS if key.per_stream), key=lambda key: -len(key.name))
 _FOLDED: Final = {name.casefold(): name for name in reversed(_NAMES)}
 _GROUPS: Final = frozenset(name.partition(".")[0] for name in _NAMES if "." in name)
 """First parts of nested names."""
@@ -23,6 +24,8 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
     """`key` None: the name is ignored, or refused when `fatal`; `problem` says why, `suggestion` what was meant."""
 
     key: Key | None = None
+    stream: str = ""
+    """The stream that the value is for; empty: for all."""
     nested: bool = False
     problem: str = ""
     suggestion: str | None = None
@@ -36,6 +39,9 @@ def match_name(typed: str) -> Match:
         name = _CREDENTIALS + typed[len(_CREDENTIALS) :]
     if name in _NAMES:
         return Match(key=_NAMES[name], nested=name in _NESTED)
+    for key in _PER_STREAM:
+        if name.startswith(f"{key.name}.") and name != f"{key.name}.":
+            return Match(key=key, stream=name[len(key.name) + 1 :])
     group, dot, rest = name.partition(".")
     if not dot and name in _GROUPS:
         members = ", ".join(sorted(n for n in _NAMES if n.startswith(f"{name}."))[:3])

@@ -12,9 +12,10 @@ from typing import Any, Literal
 import msgspec
 
 from kcl_host.config.credentials import mask_chain, near_region, parse_chain
-from kcl_host.config.derive import Derivation, Given
+from kcl_host.config.derive import Derivation
 from kcl_host.config.entries import Entry, read_entries
 from kcl_host.config.findings import Effective, Finding, InvalidConfiguration, Report
+from kcl_host.config.given import Given
 from kcl_host.config.keys import KEYS, Key
 from kcl_host.config.names import match_name
 from kcl_host.config.settings import Settings
@@ -55,11 +56,18 @@ def load_settings(
     misspelt: dict[str, str] = {}
     typed = _by_key(entries, report, misspelt)
     typed |= _by_key((Entry(name=n, value=v.strip(), line=None) for n, v in overrides.items()), report, misspelt)
-    given = {key.name: g for key, entry in typed.items() if (g := _read_value(key, entry, report, known_regions))}
-    _drop_losers(given, report)
-    derivation = Derivation(given, environ=environ, report=report, misspelt=misspelt, known_regions=known_regions)
+    of_stream: dict[str, dict[str, Given]] = {"": {}}
+    for (key, stream), entry in typed.items():
+        if one := _read_value(key, entry, report, known_regions):
+            of_stream.setdefault(stream, {})[key.name] = one
+    for values in of_stream.values():
+        _drop_losers(values, report)
+    given = of_stream.pop("")
+    derivation = Derivation(
+        given, of_stream, environ=environ, report=report, misspelt=misspelt, known_regions=known_regions
+    )
     settings = derivation.settings(worker_id=f"{hostname}-{random_suffix}")
-    origins = _origins(given, derivation, report)
+    origins = _origins(given, derivation, report) + _origins_of_streams(of_stream, report)
     if settings is None or report.has_errors:
         raise InvalidConfiguration(report.findings, origins)
     return Loaded(
@@ -71,9 +79,12 @@ def load_settings(
     )
 
 
-def _by_key(entries: Iterable[Entry], report: Report, misspelt: dict[str, str]) -> dict[Key, Entry]:
-    """The entry that counts for each key: of two spellings the nested one. Collects near misses in `misspelt`."""
-    found: dict[Key, Entry] = {}
+def _by_key(entries: Iterable[Entry], report: Report, misspelt: dict[str, str]) -> dict[tuple[Key, str], Entry]:
+    """The entry that counts for each key and stream ("": for all): of two spellings the nested one.
+
+    Collects near misses in `misspelt`.
+    """
+    found: dict[tuple[Key, str], Entry] = {}
     for entry in entries:
         match = match_name(entry.name)
         if match.key is None:
@@ -81,7 +92,7 @@ def _by_key(entries: Iterable[Entry], report: Report, misspelt: dict[str, str]) 
             if match.suggestion:
                 misspelt.setdefault(match.suggestion, f"{report.place(entry.line)} has {entry.name}")
             continue
-        other = found.get(match.key)
+        other = found.get((match.key, match.stream))
         if other and match.key.kind == "credentials":
             report.error(entry.name, f"{entry.name} and {_at(other)} are the same key", entry.line)
         elif other:
@@ -89,7 +100,7 @@ def _by_key(entries: Iterable[Entry], report: Report, misspelt: dict[str, str]) 
             text = f"{loser.name} is ignored, {_at(winner)} sets the same thing and wins"
             report.warning(loser.name, text, loser.line)
         if not other or match.nested:
-            found[match.key] = entry
+            found[match.key, match.stream] = entry
     return found
 
 
@@ -152,6 +163,19 @@ def _origins(given: Mapping[str, Given], derivation: Derivation, report: Report)
             value, origin = key.default, "default"
         rows.append(Effective(key=key.name, value=value, origin=origin, status=key.status))
     return tuple(rows)
+
+
+def _origins_of_streams(of_stream: Mapping[str, Mapping[str, Given]], report: Report) -> tuple[Effective, ...]:
+    return tuple(
+        Effective(
+            key=one.name,
+            value=_shown(one),
+            origin=report.place(one.line) if one.line else "override",
+            status=one.key.status,
+        )
+        for _, values in sorted(of_stream.items())
+        for one in values.values()
+    )
 
 
 def _shown(one: Given) -> str:

@@ -202,8 +202,30 @@ class MetricsSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """A stream to read. What is None is as for the whole application."""
+
     name: str
     arn: str | None = None
+    account: str | None = None
+    """Of the ARN, or of a stream that was given as account:name:epoch."""
+    epoch: int | None = None
+    """Creation time in epoch seconds, given so; else Kinesis is asked (multi-stream only)."""
+    initial_position: InitialPosition | None = None
+    retrieval: RetrievalSettings | None = None
+    command: tuple[str, ...] | None = None
+
+
+class StreamTrackingSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of the leases of a stream that is not configured any more; the names are KCL's."""
+
+    former_streams: Literal[
+        "NO_STREAMS_LEASES_DELETION",
+        "FORMER_STREAMS_AUTO_DETECTION_DEFERRED_DELETION",
+        "PROVIDED_STREAMS_DEFERRED_DELETION",
+    ] = "NO_STREAMS_LEASES_DELETION"
+    wait_before_deletion_s: float = 3600.0
+    provided: tuple[str, ...] = ()
+    """Serialised identifiers, for PROVIDED_STREAMS_DEFERRED_DELETION."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,7 +233,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     application_name: str
     worker_id: str
-    stream: StreamSettings
+    streams: tuple[StreamSettings, ...]
+    """One, or with `multi_stream` any number."""
+    multi_stream: bool = False
+    """Whether leases carry the identifier of their stream; the two kinds cannot share a table."""
     initial_position: InitialPosition
     child: ChildSettings
     kinesis: ServiceSettings
@@ -229,3 +254,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     coordinator: CoordinatorSettings = CoordinatorSettings()
     lifecycle: LifecycleSettings = LifecycleSettings()
     metrics: MetricsSettings = MetricsSettings()
+    stream_tracking: StreamTrackingSettings = StreamTrackingSettings()
+
+    def of_stream(self, stream: StreamSettings) -> Settings:
+        """These settings with what `stream` has of its own: initial position, retrieval, command of the child."""
+        return msgspec.structs.replace(
+            self,
+            initial_position=stream.initial_position or self.initial_position,
+            retrieval=stream.retrieval or self.retrieval,
+            child=msgspec.structs.replace(self.child, command=stream.command or self.child.command),
+        )

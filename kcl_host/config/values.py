@@ -53,6 +53,8 @@ def convert(key: Key, text: str) -> Converted:
             return _tags(text)
         case "list":
             return _choices(key, text) if key.choices else Converted(value=_items(text))
+        case "names":
+            return Converted(value=tuple(dict.fromkeys(filter(None, (part.strip() for part in text.split(","))))))
         case "epoch seconds":
             return _epoch_seconds(text)
         case "region" if not text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 import msgspec
 
@@ -35,8 +36,14 @@ class LeaseCleanup:
     memory only: a lease that moves to another worker is queued there again.
     """
 
-    def __init__(self, stream: Stream, lease_table: LeaseTable, settings: ShardSyncSettings, clock: Clock) -> None:
-        self._stream = stream
+    def __init__(
+        self,
+        stream_of: Callable[[Lease], Stream],
+        lease_table: LeaseTable,
+        settings: ShardSyncSettings,
+        clock: Clock,
+    ) -> None:
+        self._stream_of = stream_of
         self._lease_table = lease_table
         self._settings = settings
         self._clock = clock
@@ -111,7 +118,7 @@ class LeaseCleanup:
                     row = self._lease_table.get(pending.lease_key)
                     facts = msgspec.structs.replace(facts, row=() if row is None else (row,))
                 case AskKinesis():
-                    facts = msgspec.structs.replace(facts, children=self._children(pending.shard_id))
+                    facts = msgspec.structs.replace(facts, children=self._children(pending))
                 case ReadRelatives():
                     if step.child_shard_ids is not None:
                         self._lease_table.write_child_shards(pending.lease_key, step.child_shard_ids)
@@ -130,11 +137,12 @@ class LeaseCleanup:
                     self._explain(pending, step)
                     return None
 
-    def _children(self, shard_id: str) -> frozenset[str] | str:
+    def _children(self, lease: Lease) -> frozenset[str] | str:
         """Child shards as Kinesis names them; a closed shard names them in its last answer."""
+        stream = self._stream_of(lease)
         try:
-            iterator = self._stream.get_shard_iterator(shard_id, IteratorPosition(type="LATEST"))
-            page = self._stream.get_records(iterator, 1)
+            iterator = stream.get_shard_iterator(lease.shard_id, IteratorPosition(type="LATEST"))
+            page = stream.get_records(iterator, 1)
         except StreamNotFound:
             return SHARD_GONE
         return frozenset(child.shard_id for child in page.child_shards)

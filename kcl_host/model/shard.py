@@ -99,3 +99,8 @@ class StreamSummary(msgspec.Struct, frozen=True, kw_only=True):
     open_shard_count: int
     retention_hours: int
     creation_s: float
+
+    @property
+    def identifier(self) -> StreamIdentifier:
+        """What leases of this incarnation of the stream bear in multi-stream mode; the creation in whole seconds."""
+        return StreamIdentifier(name=self.name, account=self.arn.split(":")[4], epoch=int(self.creation_s))

@@ -45,7 +45,9 @@ class ShardConsumer:
         self._services = services
         self._settings = services.settings
         self._clock = services.clock
-        self._log = self._shard_log = bind(_log, shard=held.lease.shard_id, lease_key=held.lease_key)
+        lease = held.lease
+        several = {"stream": lease.stream_name} if lease.stream_name else {}
+        self._log = self._shard_log = bind(_log, shard=lease.shard_id, lease_key=lease.lease_key, **several)
         self.state = ConsumerState.WAITING_ON_PARENT_SHARDS
         retrieval = services.settings.retrieval
         self.handoff = Handoff(

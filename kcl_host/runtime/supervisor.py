@@ -27,7 +27,8 @@ from kcl_host.coordination.metadata import Metadata, NotYet
 from kcl_host.coordination.metadata_tables import CoordinatorItems, Format, WorkerMetrics
 from kcl_host.coordination.renewal import Renewal
 from kcl_host.coordination.shard_end import ShardEnd
-from kcl_host.coordination.shard_sync import ShardSync, ShardSyncFailed
+from kcl_host.coordination.stream_sync import StreamSync
+from kcl_host.coordination.streams import Streams
 from kcl_host.coordination.table_migration import TableMigration
 from kcl_host.coordination.worker_report import WorkerReport
 from kcl_host.decisions.consumer_state import ShutdownReason
@@ -41,7 +42,6 @@ from kcl_host.errors import (
 )
 from kcl_host.log import CHILD, bind
 from kcl_host.model.lease import Lease
-from kcl_host.model.shard import StreamIdentifier
 from kcl_host.multilang.dialogue import CheckpointRequested, Dialogue
 from kcl_host.ports import Mailbox, Thread
 from kcl_host.retrieval.fanout import FanoutSource
@@ -68,7 +68,7 @@ JOIN_S: Final = 5.0
 class Event(msgspec.Struct, frozen=True):
     """Something the main thread has to act upon."""
 
-    kind: Literal["stop", "stop_now", "fatal", "found", "lost", "handover", "shard_ended", "finished"]
+    kind: Literal["stop", "stop_now", "reread", "fatal", "found", "lost", "handover", "shard_ended", "finished"]
     held: HeldLease | None = None
     where: str = ""
     error: BaseException | None = None
@@ -78,7 +78,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The worker as people see it, at one moment."""
 
     application_name: str
-    stream_name: str
+    stream_names: tuple[str, ...]
     worker_id: str
     phase: Literal["STARTING", "RUNNING", "STOPPING", "STOPPED"]
     is_leader: bool
@@ -100,7 +100,7 @@ class Supervisor:
         self._phase: Literal["STARTING", "RUNNING", "STOPPING", "STOPPED"] = "STARTING"
         self._consumers: dict[str, ShardConsumer] = {}
         self._threads: dict[str, Thread] = {}
-        self._synced = False
+        self._leads = self._look_at_streams = False
         self._lead_again_s = 0.0
         self._periodics: dict[str, Periodic] = {}
         self._wire()
@@ -113,6 +113,10 @@ class Supervisor:
     def stop_now(self) -> None:
         self._events.put(Event("stop_now"))
 
+    def reread(self) -> None:
+        """The configuration has changed: what can be taken over while the worker runs is."""
+        self._events.put(Event("reread"))
+
     @property
     def is_leader(self) -> bool:
         return self._election.is_leader()
@@ -120,7 +124,7 @@ class Supervisor:
     def status(self) -> WorkerStatus:
         return WorkerStatus(
             application_name=self._settings.application_name,
-            stream_name=self._settings.stream.name,
+            stream_names=tuple(stream.name for stream in self._streams.configured),
             worker_id=self._settings.worker_id,
             phase=self._phase,
             is_leader=self.is_leader,
@@ -158,7 +162,8 @@ class Supervisor:
     def _wire(self) -> None:
         settings, outside, worker_id = self._settings, self._outside, self._settings.worker_id
         clock, rng, threads = outside.clock, outside.rng, outside.threads
-        self._stream, self._lease_table = outside.stream, outside.lease_table
+        self._lease_table = outside.lease_table
+        self._streams = Streams(settings, outside.open_stream, threads.lock)
         tables, format = outside.metadata_tables, Format()
         coordinator_table, metrics_table = CoordinatorItems(tables, format), WorkerMetrics(tables, format)
         self._metadata = Metadata(self._lease_table, tables, coordinator_table, format, settings, clock, rng)
@@ -220,25 +225,21 @@ class Supervisor:
             for_each=threads.for_each,
             on_handover=lambda held: self._events.put(Event("handover", held)),
         )
-        identifier = StreamIdentifier(name=settings.stream.name)
-        self._shard_sync = ShardSync(
-            self._stream,
+        self._stream_sync = StreamSync(
+            self._streams,
             self._lease_table,
-            identifier,
-            settings.initial_position,
-            settings.shard_sync,
+            self._election,
+            settings,
+            clock,
+            on_created=self._wake_leader,
             sleep=threads.event().wait,
             new_lock=threads.lock,
         )
-        self._cleanup = LeaseCleanup(self._stream, self._lease_table, settings.shard_sync, clock)
+        self._cleanup = LeaseCleanup(
+            lambda lease: self._streams.of_lease(lease).stream, self._lease_table, settings.shard_sync, clock
+        )
         self._auditor = Auditor(
-            self._stream,
-            self._lease_table,
-            self._shard_sync,
-            identifier,
-            settings.shard_sync,
-            clock,
-            is_leader=self._election.is_leader,
+            self._stream_sync, self._lease_table, settings.shard_sync, clock, is_leader=self._election.is_leader
         )
         self._services = ConsumerServices(
             settings=settings,
@@ -258,17 +259,20 @@ class Supervisor:
         )
 
     def _new_source(self, held: HeldLease, handoff: Handoff) -> RecordSource:
-        subscriber = self._outside.subscriber
+        stream = self._streams.of_lease(held.lease)
         new: Callable[..., RecordSource] = (
-            partial(PollingSource, self._stream) if subscriber is None else partial(FanoutSource, subscriber)
+            partial(PollingSource, stream.stream)
+            if stream.access.subscriber is None
+            else partial(FanoutSource, stream.access.subscriber)
         )
         return new(
             held.lease.shard_id,
             handoff,
-            self._settings.retrieval,
-            self._settings.initial_position,
+            stream.settings.retrieval,
+            stream.settings.initial_position,
             self._clock,
             self._outside.rng,
+            log_extra=stream.log_facts,
             # With this key Java does not look up the shards, and filters nothing.
             hash_key_range=None
             if self._settings.shard_sync.skip_at_start_if_leases_exist
@@ -281,9 +285,10 @@ class Supervisor:
 
     def _start_session(self, held: HeldLease, checkpoint: Callable[[CheckpointRequested], str | None]) -> ChildSession:
         settings, shard_id = self._settings.child, held.lease.shard_id
-        child = self._outside.start_child(shard_id)
+        stream = self._streams.of_lease(held.lease)
+        child = self._outside.start_child(shard_id, stream)
         dialogue = Dialogue(settings.max_line_bytes, settings.protocol_extensions)
-        log = bind(logging.getLogger(CHILD), shard=shard_id)
+        log = bind(logging.getLogger(CHILD), shard=shard_id, **stream.log_facts)
         return ChildSession(child, dialogue, checkpoint, settings.response_timeout_s, log)
 
     def _fatal(self, where: str, error: BaseException) -> None:
@@ -312,8 +317,8 @@ class Supervisor:
             },
         )
         for step in (
-            self._find_stream,
-            self._find_consumer,
+            self._find_streams,
+            self._find_consumers,
             self._metadata.prepare,
             self._report.run_once,
             self._election.run_once,
@@ -327,7 +332,9 @@ class Supervisor:
         self._periodic("renewal", self._renewal.run_once)
         if not self._retrying(self._lead):
             return False
-        self._periodic("lead", self._lead, first_in_s=self._lead_again_s)
+        self._periodic("lead", self._lead, first_in_s=self._lead_again_s, fatal=(MetadataConflict,))
+        if self._streams.is_multi:
+            self._periodic("streams", self._follow_streams)
         self._periodic("discovery", self._discovery.run_once)
         self._periodic("audit", self._auditor.run_once)
         self._periodic("cleanup", self._cleanup.run_once)
@@ -383,48 +390,69 @@ class Supervisor:
             self._events.put(event)
         return False
 
-    def _find_stream(self) -> None:
-        summary = self._stream.describe()
+    def _find_streams(self) -> None:
+        """One that is read alone must be there. Of several the leader says which are missing; the others are read."""
+        if self._streams.is_multi:
+            return
+        summary = self._streams.of(self._streams.only).stream.describe()
         if summary.status not in STREAM_READY:
             raise NotYet(f"stream {summary.name} is {summary.status}, waiting until it is ACTIVE")
+        self._streams.note_created(summary.name, summary.creation_s)
 
-    def _find_consumer(self) -> None:
-        """Before any lease is taken up: the registration may take a while, and no shard can be read without it."""
-        if self._outside.subscriber is not None:
+    def _find_consumers(self) -> None:
+        """Before any lease is taken up: a registration may take a while, and no shard can be read without it.
+
+        Those of several streams are found with their first shards.
+        """
+        by_fan_out = [
+            stream for stream in self._streams.configured if self._settings.of_stream(stream).retrieval.mode == "FANOUT"
+        ]
+        if by_fan_out:
             _log.info(
                 "shards are read by enhanced fan-out, which AWS bills per consumer, shard and hour, and per GB; "
                 "retrievalMode = POLLING costs nothing extra",
-                extra={"action": "fan_out_chosen", "because": self._settings.retrieval.mode_reason},
+                extra={
+                    "action": "fan_out_chosen",
+                    "streams": [stream.name for stream in by_fan_out],
+                    "because": self._settings.of_stream(by_fan_out[0]).retrieval.mode_reason,
+                },
             )
-            self._outside.subscriber.prepare()
+        if not self._streams.is_multi:
+            subscriber = self._streams.of(self._streams.only).access.subscriber
+            if subscriber is not None:
+                subscriber.prepare()
 
     def _lead(self) -> float:
         """A leader's turn: a shard sync when it has just come to lead, then the assignment pass."""
         came_to_lead = False
         if not self._election.is_leader():
-            self._synced = False
-        elif not self._synced:
+            self._leads = False
+        elif not self._leads:
             # The lock that we hold may be of a table that the fleet has left: seen before anything is done with it.
             self._table_migration.look()
             if self._election.is_leader():
-                self._sync_shards()
-                self._synced = came_to_lead = True
+                self._stream_sync.begin()
+                self._leads = came_to_lead = True
         self._lead_again_s = self._assigner.run_once()
-        if came_to_lead and "table-migration" in self._periodics:
-            self._periodics["table-migration"].poke()  # It waits as a follower would.
+        for name in ("table-migration", "streams") if came_to_lead else ():
+            if name in self._periodics:
+                self._periodics[name].poke()  # It waits as a follower would.
         return self._lead_again_s
 
-    def _sync_shards(self) -> None:
-        has_leases = not self._lease_table.is_empty()
-        if has_leases and self._settings.shard_sync.skip_at_start_if_leases_exist:
-            return
-        try:
-            self._shard_sync.run()
-        except ShardSyncFailed as error:
-            if not has_leases:
-                raise
-            # The leases that are there must go on; the audit will find what is missing.
-            _log.error("shard sync failed", extra={"action": "shard_sync_failed", "error": str(error)})
+    def _reread(self) -> None:
+        if "streams" in self._periodics:
+            self._look_at_streams = True
+            self._periodics["streams"].poke()
+        else:
+            self._outside.read_streams()  # It says what needs a restart.
+
+    def _follow_streams(self) -> float | None:
+        """The streams that are configured now; the leader does what has to be done for them."""
+        at_once, self._look_at_streams = self._look_at_streams, False
+        streams = self._outside.read_streams()
+        if streams is not None and self._streams.configure(streams):
+            at_once = True
+        return self._stream_sync.run_once(at_once=at_once)
 
     def _warn_of_slow_tasks(self) -> float:
         for consumer in list(self._consumers.values()):
@@ -459,7 +487,10 @@ class Supervisor:
                     exc_info=None if isinstance(event.error, KclHostError) else event.error,
                 )
                 return event.error
-            self._serve(event)
+            if event.kind == "reread":
+                self._reread()
+            else:
+                self._serve(event)
 
     def _serve(self, event: Event) -> None:
         held = event.held
@@ -467,7 +498,11 @@ class Supervisor:
         if event.kind == "found":
             if not self._held_leases.is_held(held):
                 return  # Lost before we got here, and that event may have come first.
-            consumer = ShardConsumer(held, self._services)
+            try:
+                consumer = ShardConsumer(held, self._services)
+            except MetadataConflict as error:
+                self._fatal("shard consumer", error)
+                return
             self._consumers[held.token] = consumer
             self._threads[held.token] = self._outside.threads.start(
                 f"shard-{held.lease_key}", lambda: self._consume(consumer)
@@ -509,6 +544,7 @@ class Supervisor:
         deadline_s = self._clock.monotonic() + self._settings.coordinator.shutdown_grace_s
         for name in (
             "lead",
+            "streams",
             "election",
             "discovery",
             "audit",
@@ -596,8 +632,7 @@ class Supervisor:
         deadline_s = self._clock.monotonic() + join_s
         for periodic in self._periodics.values():
             periodic.join(max(0.0, deadline_s - self._clock.monotonic()))
-        if self._outside.subscriber is not None:
-            self._outside.subscriber.close()
+        self._outside.close_streams()
         self._outside.threads.close()
 
 

@@ -16,6 +16,13 @@ from kcl_host.retrieval.handoff import EventFd
 _log = logging.getLogger(__name__)
 
 
+def start_thread(name: str, body: Callable[[], None], *, daemon: bool = False) -> Thread:
+    """Runs `body` beside the caller. The process does not wait for a daemon when it ends."""
+    thread = threading.Thread(target=body, name=name, daemon=daemon)
+    thread.start()
+    return thread
+
+
 class SystemThreads:
     """Threads of the operating system; `pool_size` of them serve `for_each`."""
 
@@ -23,9 +30,7 @@ class SystemThreads:
         self._pool = ThreadPoolExecutor(pool_size, "for-each")
 
     def start(self, name: str, body: Callable[[], None], *, daemon: bool = False) -> Thread:
-        thread = threading.Thread(target=body, name=name, daemon=daemon)
-        thread.start()
-        return thread
+        return start_thread(name, body, daemon=daemon)
 
     def lock(self) -> Lock:
         return threading.Lock()

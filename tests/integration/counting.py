@@ -28,7 +28,8 @@ class Delivered(NamedTuple):
 
 
 class Counting:
-    """One application on one stream. `keys` go into the properties file, over the defaults for quick tests."""
+    """One application on one stream. `keys` go into the properties file, over the defaults for quick tests; None takes
+    a default out."""
 
     def __init__(self, engines: Engines, folder: Path, *, stream: str = "numbers", **keys: object) -> None:
         self.engines = engines
@@ -49,7 +50,7 @@ class Counting:
             "parentShardPollIntervalMillis": 500,
             **keys,
         }
-        lines = [f"{key} = {value}" for key, value in settings.items()]
+        lines = [f"{key} = {value}" for key, value in settings.items() if value is not None]
         self.properties.write_text("\n".join([*lines, *engines.properties_lines()]) + "\n")
 
     def start(self, *args: str) -> subprocess.Popen[bytes]:

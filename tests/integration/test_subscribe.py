@@ -19,7 +19,7 @@ import pytest
 from kcl_host.aws.clients import kinesis_client
 from kcl_host.aws.http2 import WINDOW_BYTES, Http2Transport, NoAnswer, NotConnected
 from kcl_host.aws.kinesis import KinesisStream
-from kcl_host.aws.subscribe import Subscriber, Subscription, connect_subscriber
+from kcl_host.aws.subscribe import Subscribers, Subscription
 from kcl_host.config.settings import (
     ChildSettings,
     CredentialsProvider,
@@ -80,7 +80,7 @@ class Rig:
         settings = Settings(
             application_name="app",
             worker_id="worker",
-            stream=StreamSettings(name="numbers"),
+            streams=(StreamSettings(name="numbers"),),
             initial_position=InitialPosition(kind="TRIM_HORIZON"),
             child=ChildSettings(command=("child",)),
             kinesis=service,
@@ -97,14 +97,10 @@ class Rig:
             ),
         )
         client = kinesis_client(settings)
-        self.subscriber: Subscriber = connect_subscriber(
-            settings,
-            client,
-            KinesisStream(client, "numbers"),
-            start_thread=self._start_thread,
-            jitter=lambda: 0.0,
-            sleep=time.sleep,
+        self.subscribers = Subscribers(
+            settings, client, start_thread=self._start_thread, jitter=lambda: 0.0, sleep=time.sleep
         )
+        self.subscriber = self.subscribers.of(KinesisStream(client, "numbers"), "numbers", settings.retrieval)
         self._open: list[Subscription] = []
 
     def _start_thread(self, name: str, body: Callable[[], None]) -> None:
@@ -127,7 +123,7 @@ class Rig:
     def close(self) -> None:
         for subscription in self._open:
             subscription.close()
-        self.subscriber.close()
+        self.subscribers.close()
         for thread in self.threads:
             thread.join(10)
             assert not thread.is_alive()

@@ -1,13 +1,16 @@
 """Leases of many streams, written by Java's lease refresher (KCL 3.5.1) and by ours, on the same table.
 
 Java's daemon reads one stream only, so its library is called by a program of ours, MultiStreamLeases.java. Rows that
-hold checkpoints inside a KPL aggregate (a sub-sequence number) go both ways too.
+hold checkpoints inside a KPL aggregate (a sub-sequence number) go both ways too. So do those that `kcl-host
+migrate-leases` made of the leases of a single-stream application.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +19,9 @@ import pytest
 
 from kcl_host.aws.lease_table import DynamoDbLeaseTable
 from kcl_host.config.settings import TableSettings
+from kcl_host.local.kinesis import KinesisEngine
 from kcl_host.model.lease import Lease
-from kcl_host.model.sequence import AT_TRIM_HORIZON, ExtendedSequenceNumber
+from kcl_host.model.sequence import AT_SHARD_END, AT_TRIM_HORIZON, ExtendedSequenceNumber
 from kcl_host.model.shard import StreamIdentifier
 from tests.interop.dynamodb_local import dynamodb_local
 from tests.interop.java_daemon import java_daemon_parts
@@ -34,25 +38,25 @@ class Both:
     """The same table by Java and by us."""
 
     def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._parts = java_daemon_parts("3.5.1")
-        client = boto3.client(
+        self.client = boto3.client(
             "dynamodb",
             endpoint_url=endpoint,
             region_name="us-east-1",
             aws_access_key_id="local",
             aws_secret_access_key="local",
         )
-        self.ours = DynamoDbLeaseTable(client, TableSettings(name=TABLE))
+        self.ours = DynamoDbLeaseTable(self.client, TableSettings(name=TABLE))
         assert self.ours.create_table()
 
-    def java(self, *commands: str) -> list[str]:
+    def java(self, *commands: str, table: str = TABLE) -> list[str]:
         """The answer to each command, of one run of the program."""
         java = shutil.which("java")
         assert java is not None
         program = str(Path(__file__).with_name("MultiStreamLeases.java"))
         done = subprocess.run(
-            [java, "-Xmx128m", "-cp", self._parts.class_path, program, self._endpoint, TABLE, "; ".join(commands)],
+            [java, "-Xmx128m", "-cp", self._parts.class_path, program, self.endpoint, table, "; ".join(commands)],
             capture_output=True,
             text=True,
             timeout=120,
@@ -127,3 +131,51 @@ def test_what_we_wrote_to_a_row_of_java_is_renewed_by_it(both: Both) -> None:
     renewed, listed = both.java(f"renew {key}", "list")
     assert renewed == "renewed true"
     assert f"{key} {EVENTS} shardId-000000000002 java-1" in listed
+
+
+def test_leases_of_a_single_stream_are_java_s_after_their_migration(both: Both, tmp_path: Path) -> None:
+    single = DynamoDbLeaseTable(both.client, TableSettings(name="single"))
+    assert single.create_table()
+    number = "99000000000000000000000000000000000000000000000000000001"
+    rows = [
+        Lease(lease_key=PARENT, checkpoint=AT_SHARD_END, child_shard_ids=frozenset({SHARD}), lease_counter=9),
+        Lease(
+            lease_key=SHARD,
+            checkpoint=ExtendedSequenceNumber(number, 7),
+            lease_owner="java-1",
+            lease_counter=5,
+            parent_shard_ids=frozenset({PARENT}),
+        ),
+    ]
+    assert all(single.create(row) for row in rows)
+    properties = tmp_path / "app.properties"
+    kinesis = KinesisEngine()
+    kinesis.start()
+    try:
+        kinesis.create_stream("orders", 2)
+        lines = ["executableName = cat", "applicationName = single", "streamName = orders", "regionName = us-east-1"]
+        lines += [f"kinesisEndpoint = {kinesis.endpoint}", f"dynamoDBEndpoint = {both.endpoint}"]
+        lines += ["AwsCredentialsProvider = DefaultCredentialsProvider", "failoverTimeMillis = 1000"]
+        properties.write_text("\n".join(lines))
+        done = subprocess.run(
+            [sys.executable, "-m", "kcl_host", "migrate-leases", str(properties), "--to-table", "migrated", "--apply"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, "AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local"},
+        )
+    finally:
+        kinesis.stop()
+    assert done.returncode == 0, done.stderr
+    migrated = DynamoDbLeaseTable(both.client, TableSettings(name="migrated"))
+    stream = migrated.list_leases().leases[0].stream_name
+    listed, renewed, checkpointed = both.java(
+        "list", f"renew {stream}:{SHARD}", f"checkpoint {stream}:{SHARD} {number} 8", table="migrated"
+    )
+    assert listed.split(" | ")[1:] == [
+        f"{stream}:{PARENT} {stream} {PARENT} null 0 SHARD_END 0 ",
+        f"{stream}:{SHARD} {stream} {SHARD} null 0 {number} 7 {PARENT}",
+    ]
+    assert (renewed, checkpointed) == ("renewed true", "checkpointed true")
+    row = migrated.get(f"{stream}:{SHARD}")
+    assert row is not None and (row.checkpoint, row.lease_counter) == (ExtendedSequenceNumber(number, 8), 2)

@@ -31,6 +31,7 @@ import pytest
 from kcl_host.config.settings import AssignmentSettings, LeaseSettings, RetrievalSettings, WorkerMetricsSettings
 from kcl_host.coordination.discovery import Discovery
 from kcl_host.coordination.held_leases import HeldLeases
+from kcl_host.coordination.streams import OpenStream, StreamAccess
 from kcl_host.decisions.assignment import Tracked, plan_assignment
 from kcl_host.decisions.consumer_state import ConsumerState, ShutdownReason
 from kcl_host.errors import ChildStartFailed
@@ -72,7 +73,7 @@ class Measuring(Process):
                 rng=random.Random(seed),
                 new_id=self._new_id,
                 threads=threads,
-                stream=InMemoryStream(clock),
+                open_stream=lambda *_: StreamAccess(InMemoryStream(clock)),
                 lease_table=lease_table,
                 metadata_tables=InMemoryMetadata(clock, lease_table).tables,
                 sample_load=self._measure,
@@ -90,7 +91,7 @@ class Measuring(Process):
         self.measured_s.append(self._hub.now_s)
         return 1.0
 
-    def _no_child(self, shard_id: str) -> ModelChild:
+    def _no_child(self, shard_id: str, stream: OpenStream) -> ModelChild:
         raise ChildStartFailed(f"none for {shard_id}")
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from kcl_host.config.settings import Settings
+from kcl_host.coordination.streams import OpenStream, StreamAccess
 from kcl_host.decisions.table_migration import STATUS_COMPLETE
 from kcl_host.errors import KclHostError
 from kcl_host.runtime.outside import Outside
@@ -96,7 +97,7 @@ class Worker(Process):
                 rng=self.rng,
                 new_id=self._new_id,
                 threads=self.threads,
-                stream=fleet.stream,
+                open_stream=lambda *_: StreamAccess(fleet.stream),
                 lease_table=fleet.lease_table,
                 metadata_tables=fleet.metadata.tables,
                 sample_load=lambda: None,
@@ -119,7 +120,7 @@ class Worker(Process):
         self._ids += 1
         return f"{self.name}#{self._ids}"
 
-    def _start_child(self, shard_id: str) -> SimChild:
+    def _start_child(self, shard_id: str, stream: OpenStream) -> SimChild:
         child = SimChild(self, shard_id, self.fleet.next_pid())
         self.children.append(child)
         return child

@@ -87,7 +87,7 @@ def settings_of(setup: Setup) -> Settings:
     return Settings(
         application_name="app",
         worker_id="w",
-        stream=StreamSettings(name="orders"),
+        streams=(StreamSettings(name="orders"),),
         initial_position=InitialPosition(kind=TRIM_HORIZON),
         child=ChildSettings(command=("child",), response_timeout_s=60.0, fatal_retry_s=120.0),
         kinesis=service,

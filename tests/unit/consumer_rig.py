@@ -45,7 +45,7 @@ _SERVICE = ServiceSettings(region="us-east-1")
 SETTINGS = Settings(
     application_name="app",
     worker_id=ME,
-    stream=StreamSettings(name="orders"),
+    streams=(StreamSettings(name="orders"),),
     initial_position=InitialPosition(kind=TRIM_HORIZON),
     child=ChildSettings(command=("child",), failures_before_handover=3),
     kinesis=_SERVICE,
@@ -105,7 +105,7 @@ class Rig:
             self.table, ME, settings.lease, self.clock, lambda: "token", on_lost=lambda held, reason: None
         )
         rng = random.Random(0)
-        self.cleanup = LeaseCleanup(self.stream, self.table, settings.shard_sync, self.clock)
+        self.cleanup = LeaseCleanup(lambda lease: self.stream, self.table, settings.shard_sync, self.clock)
         self._settings = settings
         lease = lease or Lease(lease_key=SHARD, checkpoint=AT_TRIM_HORIZON, lease_owner=ME, lease_counter=1)
         self.table.put(lease)

@@ -67,7 +67,7 @@ def settings_of(worker_id: str, **sections: object) -> Settings:
     values = {
         "application_name": "app",
         "worker_id": worker_id,
-        "stream": StreamSettings(name="orders"),
+        "streams": (StreamSettings(name="orders"),),
         "initial_position": InitialPosition(kind=TRIM_HORIZON),
         "child": ChildSettings(command=("child",)),
         "kinesis": service,

@@ -41,7 +41,7 @@ def make(dynamodb: ServiceSettings | None = None, **kinesis: Any) -> Settings:
     return Settings(
         application_name="app",
         worker_id="w",
-        stream=StreamSettings(name="orders"),
+        streams=(StreamSettings(name="orders"),),
         initial_position=InitialPosition(kind="LATEST"),
         child=ChildSettings(command=("true",)),
         kinesis=service,

@@ -83,7 +83,7 @@ def test_the_default_in_the_table_is_the_default_in_settings(key: Key) -> None:
 SAMPLES = {
     "int": "7", "long": "700", "double": "0.25", "boolean": "true", "duration": "PT2M", "tags": "a=b", "list": "a,b",
     "region": "eu-west-1", "uri": "https://h.example", "credentials": "AnonymousCredentialsProvider",
-    "command": "run me", "epoch seconds": "1735689600", "text": "some-name",
+    "command": "run me", "epoch seconds": "1735689600", "text": "some-name", "names": "a, b",
 }  # fmt: skip
 
 
@@ -92,6 +92,10 @@ def sample(key: Key) -> str:
         return "arn:aws:kinesis:eu-west-1:111122223333:stream/words"
     if key.name == "fanoutConfig.consumerArn":
         return f"arn:aws:kinesis:eu-west-1:111122223333:stream/{REQUIRED['streamName']}/consumer/me:1700000000"
+    if key.name == "streamArns":
+        return sample(BY_NAME["streamArn"])
+    if key.name == "streamIdentifiersForLeaseCleanup":
+        return "111122223333:words:1700000000"
     if key.name == "metricsLevel":
         return "SUMMARY"
     if key.name == "workerMetricList":  # the others need a bandwidth
@@ -106,6 +110,8 @@ def test_every_key_can_be_given_and_arrives(key: Key) -> None:
     given = {name: text for name, text in REQUIRED.items() if key.name != "kinesisCredentialsProvider.class"}
     if key.name == "kinesisCredentialsProvider.class":
         given = {name: text for name, text in REQUIRED.items() if name != "AwsCredentialsProvider"}
+    if key.name in ("streamNames", "streamArns"):
+        del given["streamName"]
     given[key.name] = sample(key)
     loaded = load_settings(None, environ={}, overrides=given, random_suffix="r", hostname="h")
     origin = next(row for row in loaded.origins if row.key == key.name)

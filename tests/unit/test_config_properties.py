@@ -75,7 +75,7 @@ def test_the_sample_of_a_new_user_means_what_java_makes_of_it() -> None:
     settings = loaded.settings
     assert settings.child.command == ("sample_kclpy_app.py",)
     assert settings.child.response_timeout_s is None
-    assert settings.stream.name == "words"
+    assert settings.streams[0].name == "words"
     assert settings.application_name == settings.lease_table.name == "PythonKCLSample"
     assert settings.coordinator_table.name == "PythonKCLSample-CoordinatorState"
     assert settings.worker_metrics_table.name == "PythonKCLSample-WorkerMetricStats"
@@ -111,7 +111,7 @@ def test_an_old_file_with_names_of_sdk_v1_runs_with_warnings_and_passes_the_stri
 def test_every_form_of_the_syntax_arrives() -> None:
     loaded = load_file("syntax", strict=True)
     assert loaded.settings.child.command == ("python3", "processor.py", "--verbose")
-    assert loaded.settings.stream.name == "words"
+    assert loaded.settings.streams[0].name == "words"
     assert loaded.settings.application_name == "cafe"
     assert loaded.settings.worker_id == "w=1:2"
     assert loaded.settings.coordinator_table.tags == {"a": "b", "team": "data:pipes"}
@@ -125,7 +125,7 @@ def test_misspelt_keys_are_named_with_line_and_nearest_key_and_explain_what_is_m
         load_file("misspelt")
     path = DATA / "misspelt.properties"
     assert str(caught.value).splitlines() == [
-        f"{path}: streamName or streamArn is missing: set one of them"
+        f"{path}: streamName or streamArn is missing: set one of them, or streamNames or streamArns for several"
         f" ({path}:2 has StreamName: names are case-sensitive)",
         f"{path}: applicationName is missing: it names the lease table and everything else of your application"
         f" ({path}:3 has applicationname: names are case-sensitive)",
@@ -144,7 +144,7 @@ def test_misspelt_keys_are_named_with_line_and_nearest_key_and_explain_what_is_m
 def test_competing_keys_have_a_defined_winner_and_a_warning() -> None:
     loaded = load_file("contradictory", environ={"AWS_REGION": "eu-west-2"})
     settings = loaded.settings
-    assert settings.stream.name == "events"
+    assert settings.streams[0].name == "events"
     assert settings.kinesis.region == "eu-west-1"
     assert settings.dynamodb.region == "us-east-1"
     assert settings.kinesis.endpoint_url == "https://two.example"
@@ -224,11 +224,6 @@ NETWORK = {"workerMetricList": "NETWORK_IN,NETWORK_OUT", "workerMetricMaxBandwid
 def test_a_run_is_impossible(given: dict[str, str], said: str) -> None:
     (message,) = errors(given)
     assert said in message
-
-
-def test_a_stream_list_alone_is_told_apart_from_a_missing_stream() -> None:
-    (message,) = errors({"streamNames": "a,b"}, without=("streamName",))
-    assert "not in this release yet" in message
 
 
 @pytest.mark.parametrize(
@@ -357,7 +352,7 @@ def test_an_unknown_region_is_a_warning_with_the_nearest_one() -> None:
 def test_the_region_of_a_stream_arn_is_not_used_for_requests() -> None:
     arn = "arn:aws-cn:kinesis:cn-north-1:111122223333:stream/words"
     loaded = load({"streamArn": arn, "regionName": "us-east-1"})
-    assert loaded.settings.stream.arn == arn
+    assert loaded.settings.streams[0].arn == arn
     assert loaded.settings.kinesis.region == "us-east-1"
     assert messages(loaded) == ["streamArn names cn-north-1, but as in Java the region us-east-1 is used for requests"]
 

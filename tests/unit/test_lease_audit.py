@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,6 +50,29 @@ def test_the_decision(case: Case) -> None:
         tracker = audit.tracker
 
 
+@dataclass(frozen=True)
+class Tracked:
+    """Stands for OpenStream."""
+
+    identifier: StreamIdentifier
+    stream: Shards
+
+
+class OneStream:
+    """Stands for StreamSync with one stream."""
+
+    def __init__(self, stream: Shards, shard_sync: object) -> None:
+        self._tracked = Tracked(STREAM, stream)
+        self._shard_sync = shard_sync
+
+    def tracked(self) -> list[Tracked]:
+        return [self._tracked]
+
+    def shard_sync(self, stream: Tracked) -> object:
+        assert stream is self._tracked
+        return self._shard_sync
+
+
 class Syncs:
     """Stands for ShardSync; counts the passes."""
 
@@ -66,10 +91,8 @@ class Bench:
         self.table, self.stream, self.clock, self.syncs = Table(), Shards(), Now(), Syncs()
         self.is_leader = True
         self.auditor = Auditor(
-            self.stream,  # type: ignore[arg-type]
+            OneStream(self.stream, self.syncs),  # type: ignore[arg-type]
             self.table,  # type: ignore[arg-type]
-            self.syncs,  # type: ignore[arg-type]
-            STREAM,
             ShardSyncSettings(audit_confidence_threshold=threshold),
             self.clock,
             is_leader=lambda: self.is_leader,
@@ -200,10 +223,8 @@ def test_a_hole_left_by_lost_leases_is_mended_by_the_real_sync() -> None:
         ShardSyncSettings(),
     )
     auditor = Auditor(
-        bench.stream,  # type: ignore[arg-type]
+        OneStream(bench.stream, shard_sync),  # type: ignore[arg-type]
         bench.table,  # type: ignore[arg-type]
-        shard_sync,
-        STREAM,
         ShardSyncSettings(),
         bench.clock,
         is_leader=lambda: True,
