@@ -137,8 +137,9 @@ class Configuration:
 def serve(loaded: Loaded, path: Path) -> int:
     from kcl_host.runtime.clock import SystemClock
     from kcl_host.runtime.outside import connect
+    from kcl_host.runtime.shard_consumers import StoppedAtOnce
     from kcl_host.runtime.signals import watch_signals
-    from kcl_host.runtime.supervisor import StoppedAtOnce, Supervisor
+    from kcl_host.runtime.supervisor import Supervisor
 
     configuration = Configuration(loaded, path)
 

@@ -43,7 +43,7 @@ from kcl_host.errors import (
 from kcl_host.log import CHILD, bind
 from kcl_host.model.lease import Lease
 from kcl_host.multilang.dialogue import CheckpointRequested, Dialogue
-from kcl_host.ports import Mailbox, Thread
+from kcl_host.ports import Mailbox
 from kcl_host.retrieval.fanout import FanoutSource
 from kcl_host.retrieval.handoff import Handoff
 from kcl_host.retrieval.polling import PollingSource
@@ -51,7 +51,7 @@ from kcl_host.runtime.child_session import ChildSession
 from kcl_host.runtime.consumer_services import ConsumerServices, RecordSource
 from kcl_host.runtime.consumer_status import ConsumerStatus
 from kcl_host.runtime.outside import Outside
-from kcl_host.runtime.shard_consumer import ShardConsumer
+from kcl_host.runtime.shard_consumers import Event, ShardConsumers, StoppedAtOnce
 from kcl_host.runtime.threads import Periodic
 
 _log = logging.getLogger(__name__)
@@ -65,15 +65,6 @@ JOIN_S: Final = 5.0
 """So long the process waits at its end for requests that are under way, all together."""
 
 
-class Event(msgspec.Struct, frozen=True):
-    """Something the main thread has to act upon."""
-
-    kind: Literal["stop", "stop_now", "reread", "fatal", "found", "lost", "handover", "shard_ended", "finished"]
-    held: HeldLease | None = None
-    where: str = ""
-    error: BaseException | None = None
-
-
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The worker as people see it, at one moment."""
 
@@ -85,10 +76,6 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     consumers: tuple[ConsumerStatus, ...]
 
 
-class StoppedAtOnce(KclHostError):
-    """A second signal ended the host before its children had finished."""
-
-
 class Supervisor:
     """`run` blocks until the worker has stopped; `request_stop` and `stop_now` may be called by signal handlers."""
 
@@ -98,8 +85,6 @@ class Supervisor:
         self._clock = outside.clock
         self._events: Mailbox[Event] = outside.threads.mailbox()
         self._phase: Literal["STARTING", "RUNNING", "STOPPING", "STOPPED"] = "STARTING"
-        self._consumers: dict[str, ShardConsumer] = {}
-        self._threads: dict[str, Thread] = {}
         self._leads = self._look_at_streams = False
         self._lead_again_s = 0.0
         self._periodics: dict[str, Periodic] = {}
@@ -128,7 +113,7 @@ class Supervisor:
             worker_id=self._settings.worker_id,
             phase=self._phase,
             is_leader=self.is_leader,
-            consumers=tuple(sorted((c.status() for c in list(self._consumers.values())), key=lambda s: s.lease_key)),
+            consumers=self._consumers.statuses(),
         )
 
     def run(self) -> None:
@@ -241,7 +226,7 @@ class Supervisor:
         self._auditor = Auditor(
             self._stream_sync, self._lease_table, settings.shard_sync, clock, is_leader=self._election.is_leader
         )
-        self._services = ConsumerServices(
+        services = ConsumerServices(
             settings=settings,
             lease_table=self._lease_table,
             held_leases=self._held_leases,
@@ -256,6 +241,14 @@ class Supervisor:
             start_session=self._start_session,
             on_fatal=self._fatal,
             on_shard_end=lambda held: self._events.put(Event("shard_ended", held)),
+        )
+        self._consumers = ShardConsumers(
+            settings,
+            services,
+            self._events,
+            # Others take a worker for dead that lost everything, until it reports again.
+            on_lost_all=lambda: self._periodics["report"].poke(),
+            on_shard_end=lambda: self._periodics["lead"].poke(),
         )
 
     def _new_source(self, held: HeldLease, handoff: Handoff) -> RecordSource:
@@ -455,8 +448,7 @@ class Supervisor:
         return self._stream_sync.run_once(at_once=at_once)
 
     def _warn_of_slow_tasks(self) -> float:
-        for consumer in list(self._consumers.values()):
-            consumer.warn_if_slow()
+        self._consumers.warn_if_slow()
         return SLOW_TASK_CHECK_S
 
     def _periodic(
@@ -490,49 +482,10 @@ class Supervisor:
             if event.kind == "reread":
                 self._reread()
             else:
-                self._serve(event)
-
-    def _serve(self, event: Event) -> None:
-        held = event.held
-        assert held is not None
-        if event.kind == "found":
-            if not self._held_leases.is_held(held):
-                return  # Lost before we got here, and that event may have come first.
-            try:
-                consumer = ShardConsumer(held, self._services)
-            except MetadataConflict as error:
-                self._fatal("shard consumer", error)
-                return
-            self._consumers[held.token] = consumer
-            self._threads[held.token] = self._outside.threads.start(
-                f"shard-{held.lease_key}", lambda: self._consume(consumer)
-            )
-            return
-        consumer_of = self._consumers.get(held.token)
-        if event.kind == "finished":
-            self._threads.pop(held.token)
-            # A shard that has ended keeps its lease, and its line in the status, until the row is cleaned up.
-            if not self._held_leases.is_held(held):
-                self._consumers.pop(held.token, None)
-        elif event.kind == "lost" and consumer_of is not None:
-            consumer_of.stop(ShutdownReason.LEASE_LOST)
-            if held.token not in self._threads:
-                self._consumers.pop(held.token)
-            if not self._held_leases.all():
-                # Others take a worker for dead that lost everything, until it reports again.
-                self._periodics["report"].poke()
-        elif event.kind == "handover" and consumer_of is not None:
-            consumer_of.stop(ShutdownReason.REQUESTED)
-        elif event.kind == "shard_ended":
-            self._periodics["lead"].poke()
-            for consumer in self._consumers.values():
-                consumer.poke()
-
-    def _consume(self, consumer: ShardConsumer) -> None:
-        try:
-            consumer.run()
-        finally:
-            self._events.put(Event("finished", consumer.held))
+                try:
+                    self._consumers.serve(event)
+                except MetadataConflict as error:
+                    return error
 
     # Stop (DESIGN.md 4.2)
 
@@ -562,48 +515,15 @@ class Supervisor:
             if name in self._periodics:
                 self._periodics[name].join(LAST_TURN_S)
         reason = ShutdownReason.REQUESTED if give_away else ShutdownReason.LEASE_LOST
-        if give_away and name_owners and self._threads:
+        if give_away and name_owners and self._consumers.are_running:
             _attempt("name the next owners of the leases", self._name_next_owners)
-        for consumer in self._consumers.values():
-            consumer.stop(reason)
-        exceeded = None if self._await_consumers(deadline_s) else self._finish_now()
+        self._consumers.stop(reason)
+        exceeded = None if self._consumers.await_end(deadline_s) else self._consumers.finish_now()
         if give_away:
             self._release_the_rest()
             _attempt("pass on what arrived meanwhile", partial(self._pass_on_late_arrivals, name_owners))
             _attempt("expire the metrics of this worker", self._report.expire)
         return exceeded
-
-    def _finish_now(self) -> DrainDeadlineExceeded:
-        within = f"within shutdownGraceMillis = {self._settings.coordinator.shutdown_grace_s * 1000:.0f}"
-        killed = [token for token in self._threads if self._consumers[token].finish_now()]
-        child = self._settings.child
-        self._await_consumers(self._clock.monotonic() + child.term_deadline_s + child.close_deadline_s)
-        if killed:
-            return DrainDeadlineExceeded(
-                f"children were killed because they did not finish {within}; nothing is lost, what they did not "
-                "checkpoint will be delivered again"
-            )
-        return DrainDeadlineExceeded(
-            f"leases could not be handed over {within}, because the lease table did not answer; nothing is lost, other "
-            "workers take them when they have expired"
-        )
-
-    def _await_consumers(self, deadline_s: float) -> bool:
-        while self._threads:
-            remaining_s = deadline_s - self._clock.monotonic()
-            if remaining_s <= 0:
-                return False
-            try:
-                event = self._events.get(timeout=remaining_s)
-            except queue.Empty:
-                continue
-            if event.kind in ("stop", "stop_now"):
-                for token in self._threads:
-                    self._consumers[token].kill_child()
-                raise StoppedAtOnce
-            if event.kind in ("finished", "lost"):
-                self._serve(event)
-        return True
 
     def _name_next_owners(self) -> None:
         """Initiates the handover of each held lease to a live worker; leases without one are evicted later."""
@@ -625,8 +545,9 @@ class Supervisor:
                 _attempt("pass on a late arrival", partial(write or self._lease_table.evict, lease))
 
     def _stop_threads(self, join_s: float) -> None:
-        for consumer in self._consumers.values():
-            consumer.stop(ShutdownReason.LEASE_LOST)  # Whatever happened before: no thread may keep the process alive.
+        self._consumers.stop(
+            ShutdownReason.LEASE_LOST
+        )  # Whatever happened before: no thread may keep the process alive.
         for periodic in self._periodics.values():
             periodic.stop()
         deadline_s = self._clock.monotonic() + join_s

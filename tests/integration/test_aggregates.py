@@ -89,12 +89,12 @@ def test_aggregates_of_the_local_producer_through_a_split(tmp_path: Path) -> Non
     with Engines() as engines:
         engines.create_stream("numbers", 2)
         counting = Counting(engines, tmp_path)
-        producer = Producer(engines, "numbers", records_per_s=200, limit=400, aggregate=7)
+        producer = Producer(engines, "numbers", records_per_s=200, aggregate=7)
         with Running(counting) as host:
-            producer.start()
+            producer.put(200)
             counting.wait_until(lambda: len(counting.delivered()) >= 100, 40)
             engines.split_shard("numbers", "shardId-000000000000")
-            assert producer.join(20)
+            producer.put(200)
             counting.wait_until(lambda: len(counting.delivered()) >= 400, 40)
             assert stop(host.process) == 0
         stored = counting.stored()
