@@ -20,6 +20,8 @@ from kcl_host.errors import KclHostError
 COMMANDS: Final = {
     "run": "run the host (the default: `kcl-host -p FILE`)",
     "check": "show the effective configuration and what is wrong with it",
+    "status": "show the fleet: who reads what, how far behind, what is wrong",
+    "top": "the same, drawn again every 2 seconds, busiest shards first",
     "verify": "try a record processor against the protocol, without AWS",
     "migrate-leases": "bring the leases of a single-stream application into a multi-stream table",
     "local": "run the embedded Kinesis and DynamoDB engines",
@@ -73,6 +75,7 @@ def cli(ctx: click.Context) -> None:
     \b
       kcl-host --properties app.properties    run a worker of the application
       kcl-host check -p app.properties        is this file right, and what does it mean?
+      kcl-host status -p app.properties       is the fleet well, Java workers included?
       kcl-host verify ./my_processor.py       does my record processor speak the protocol?
       kcl-host demo                           watch it work on this machine
 

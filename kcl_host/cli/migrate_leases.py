@@ -78,29 +78,19 @@ def migrate_leases(file: Path | None, properties_file: Path | None, to_table: st
 def _connect(settings: Settings, to_table: str) -> LeaseMigration:
     from kcl_host.aws.clients import clients_for
     from kcl_host.aws.coordinator_table import DynamoDbCoordinatorTable
-    from kcl_host.aws.kinesis import KinesisStream
     from kcl_host.aws.lease_table import DynamoDbLeaseTable
-    from kcl_host.aws.table_migration import DynamoDbTableMigration
-    from kcl_host.aws.worker_metrics_table import LEASE_KEY, DynamoDbWorkerMetricsTable
+    from kcl_host.aws.worker_metrics_table import LEASE_KEY
     from kcl_host.coordination.lease_migration import LeaseMigration, MigratedTables
-    from kcl_host.coordination.metadata_tables import MetadataTables
     from kcl_host.runtime.clock import SystemClock
+    from kcl_host.runtime.services import lease_table_of, metadata_tables_of, stream_of
 
     clients = clients_for(settings)
-    dynamodb, old = clients.dynamodb, settings.lease_table
-    new = msgspec.structs.replace(old, name=to_table)
-    (stream,) = settings.streams
+    dynamodb, new = clients.dynamodb, msgspec.structs.replace(settings.lease_table, name=to_table)
     return LeaseMigration(
-        KinesisStream(clients.kinesis, stream.name, arn=stream.arn),
+        stream_of(clients.kinesis, settings.streams[0], settings),
         MigratedTables(
-            old=DynamoDbLeaseTable(dynamodb, old, scan_segments=settings.lease.scan_segments),
-            metadata=MetadataTables(
-                coordinator=DynamoDbCoordinatorTable(dynamodb, settings.coordinator_table),
-                worker_metrics=DynamoDbWorkerMetricsTable(dynamodb, settings.worker_metrics_table),
-                coordinator_in_lease_table=DynamoDbCoordinatorTable(dynamodb, old, key_attribute=LEASE_KEY),
-                worker_metrics_in_lease_table=DynamoDbWorkerMetricsTable(dynamodb, old, key_attribute=LEASE_KEY),
-                migration=DynamoDbTableMigration(dynamodb, settings.coordinator_table, old),
-            ),
+            old=lease_table_of(dynamodb, settings),
+            metadata=metadata_tables_of(dynamodb, settings),
             new=DynamoDbLeaseTable(dynamodb, new),
             new_name=to_table,
             new_items=DynamoDbCoordinatorTable(dynamodb, new, key_attribute=LEASE_KEY),

@@ -14,11 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kcl_host.aws.clients import clients_for
-from kcl_host.aws.coordinator_table import DynamoDbCoordinatorTable
-from kcl_host.aws.kinesis import KinesisStream, arn_of
-from kcl_host.aws.lease_table import DynamoDbLeaseTable
-from kcl_host.aws.table_migration import DynamoDbTableMigration
-from kcl_host.aws.worker_metrics_table import LEASE_KEY, DynamoDbWorkerMetricsTable
 from kcl_host.child.process import child_environment, start_child
 from kcl_host.child.stderr import level_of
 from kcl_host.config.settings import Settings, StreamSettings
@@ -27,6 +22,7 @@ from kcl_host.coordination.streams import OpenStream, StreamAccess
 from kcl_host.log import CHILD, bind
 from kcl_host.observe.load import LoadSampler
 from kcl_host.ports import Child, Clock, LeaseTable, Threads
+from kcl_host.runtime.services import lease_table_of, metadata_tables_of, stream_of
 from kcl_host.runtime.threads import SystemThreads
 
 if TYPE_CHECKING:
@@ -103,20 +99,8 @@ def connect(
         open_stream=streams.open,
         close_streams=streams.close,
         read_streams=read_streams,
-        lease_table=DynamoDbLeaseTable(
-            clients.dynamodb, settings.lease_table, scan_segments=settings.lease.scan_segments
-        ),
-        metadata_tables=MetadataTables(
-            coordinator=DynamoDbCoordinatorTable(clients.dynamodb, settings.coordinator_table),
-            worker_metrics=DynamoDbWorkerMetricsTable(clients.dynamodb, settings.worker_metrics_table),
-            coordinator_in_lease_table=DynamoDbCoordinatorTable(
-                clients.dynamodb, settings.lease_table, key_attribute=LEASE_KEY
-            ),
-            worker_metrics_in_lease_table=DynamoDbWorkerMetricsTable(
-                clients.dynamodb, settings.lease_table, key_attribute=LEASE_KEY
-            ),
-            migration=DynamoDbTableMigration(clients.dynamodb, settings.coordinator_table, settings.lease_table),
-        ),
+        lease_table=lease_table_of(clients.dynamodb, settings),
+        metadata_tables=metadata_tables_of(clients.dynamodb, settings),
         sample_load=sampler.run_once,
         drain_load=sampler.drain_average,
         start_child=start,
@@ -134,17 +118,7 @@ class _Streams:
         self._subscribers: Subscribers | None = None
 
     def open(self, stream: StreamSettings, of_stream: Settings) -> StreamAccess:
-        arn = stream.arn
-        if arn is None and of_stream.multi_stream and stream.account is not None:
-            arn = arn_of(self._client, stream.account, stream.name)
-        sync = of_stream.shard_sync
-        opened = KinesisStream(
-            self._client,
-            stream.name,
-            arn=arn,
-            list_shards_backoff_s=sync.list_shards_backoff_s,
-            list_shards_max_attempts=sync.list_shards_max_attempts,
-        )
+        opened = stream_of(self._client, stream, of_stream)
         if of_stream.retrieval.mode == "POLLING":
             return StreamAccess(opened)
         if self._subscribers is None:
