@@ -14,6 +14,7 @@ from typing import Final, Literal
 import msgspec
 
 from kcl_host.config.settings import CoordinatorSettings, WorkerMetricsSettings
+from kcl_host.decisions.worker_activity import is_reporting
 from kcl_host.model.lease import Lease
 from kcl_host.model.state import (
     CLIENT_VERSION_KEY,
@@ -122,18 +123,14 @@ def summarise_fleet(
     """`found` is what each place holds; `wall_s` epoch seconds. Source: spec migration 2.4, coordination 3.3, 3.6."""
     owners = frozenset(lease.lease_owner for lease in leases if lease.lease_owner)
     rows = [row for listing in found.values() for row in listing.workers]
-    active = frozenset(row.worker_id for row in rows if _is_active(row, wall_s, settings))
+    active = frozenset(row.worker_id for row in rows if is_reporting(row, wall_s, settings))
     in_own_table = found["legacy"].workers if "legacy" in found else ()
     return FleetSummary(
         lease_owners=owners,
         reporting_owners=owners & active,
-        active_in_own_table=frozenset(row.worker_id for row in in_own_table if _is_active(row, wall_s, settings)),
+        active_in_own_table=frozenset(row.worker_id for row in in_own_table if is_reporting(row, wall_s, settings)),
         support_code=min((_support_code(owner, rows, wall_s, settings) for owner in owners), default=0),
     )
-
-
-def _is_active(row: WorkerMetricStats, wall_s: float, settings: WorkerMetricsSettings) -> bool:
-    return row.last_update_s is not None and wall_s - row.last_update_s <= 2 * settings.report_interval_s
 
 
 def _support_code(

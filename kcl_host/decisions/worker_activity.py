@@ -63,13 +63,18 @@ def judge_worker(stats: WorkerMetricStats, wall_s: float, settings: WorkerMetric
     """What one row says of its worker, by the reader's wall clock (epoch seconds)."""
     if stats.last_update_s is None or not _is_consistent(stats):
         return "invalid"
-    if wall_s - stats.last_update_s > 2 * settings.report_interval_s:
+    if not is_reporting(stats, wall_s, settings):
         return "inactive"
     if stats.properties.get("state") == LEAVING:
         return "leaving"
     if any(values[-1] == _FAILED for values in stats.metric_stats.values()):
         return "failing"
     return "active"
+
+
+def is_reporting(stats: WorkerMetricStats, wall_s: float, settings: WorkerMetricsSettings) -> bool:
+    """True while the row is no older than two report intervals, whatever it says."""
+    return stats.last_update_s is not None and wall_s - stats.last_update_s <= 2 * settings.report_interval_s
 
 
 def is_throughput_only(stats: WorkerMetricStats) -> bool:

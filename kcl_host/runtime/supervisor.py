@@ -32,12 +32,14 @@ from kcl_host.coordination.streams import Streams
 from kcl_host.coordination.table_migration import TableMigration
 from kcl_host.coordination.worker_report import WorkerReport
 from kcl_host.decisions.consumer_state import ShutdownReason
+from kcl_host.decisions.start_pacing import start_pause_s
 from kcl_host.errors import (
     DrainDeadlineExceeded,
     FleetRolledBack,
     KclHostError,
     MetadataConflict,
     RetryLater,
+    Throttled,
     TwinWorker,
 )
 from kcl_host.log import CHILD, bind
@@ -341,31 +343,46 @@ class Supervisor:
         return True
 
     def _retrying(self, step: Callable[[], object]) -> bool:
-        """Runs a step of the start until it succeeds; False when a stop was requested. Raises the last RetryLater."""
-        attempts, pause_s = self._settings.coordinator.initialization_attempts, 0.2
-        attempt, waits_for = 0, ""
+        """Runs a step of the start until it succeeds; False when a stop was requested.
+
+        Raises the last RetryLater. Waiting for others, and being refused for the rate, are no failures: how long that
+        takes is not up to this host.
+        """
+        coordinator = self._settings.coordinator
+        failed = waited = throttled = 0
+        waits_for = ""
+        pause = partial(start_pause_s, backoff_s=coordinator.initialization_backoff_s, rng=self._outside.rng)
         while True:
-            asked_s: float | None = None
             try:
                 step()
                 return True
             except NotYet as error:
-                # No failure: how long it takes is up to others. Said once for each reason.
-                asked_s = error.pause_s
+                waited += 1
+                pause_s = pause(waited, throttled=False) if error.pause_s is None else error.pause_s
                 if str(error) != waits_for:
                     waits_for = str(error)
                     _log.info("start waits", extra={"action": "start_waits", "reason": waits_for})
+            except Throttled as error:
+                throttled += 1
+                pause_s = pause(throttled, throttled=True)
+                extra = {"action": "start_throttled", "times": throttled, "next_try_s": round(pause_s, 1)}
+                _log.info("start is throttled, will be repeated", extra={**extra, "error": str(error)})
             except RetryLater as error:
-                attempt += 1
-                if attempt == attempts:
+                failed += 1
+                if failed == coordinator.initialization_attempts:
                     raise
+                pause_s = pause(failed, throttled=False)
                 _log.warning(
                     "start failed, will be repeated",
-                    extra={"action": "start_failed", "attempt": attempt, "of": attempts, "error": str(error)},
+                    extra={
+                        "action": "start_failed",
+                        "attempt": failed,
+                        "of": coordinator.initialization_attempts,
+                        "error": str(error),
+                    },
                 )
-            if self._stop_within(pause_s if asked_s is None else asked_s):
+            if self._stop_within(pause_s):
                 return False
-            pause_s = min(2 * pause_s, self._settings.coordinator.initialization_backoff_s)
 
     def _stop_within(self, pause_s: float) -> bool:
         """True when a stop is requested within the pause; what else arrives is kept for later."""
