@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 import click
+import msgspec
 
 from kcl_host import log
 from kcl_host.config.findings import log_findings
@@ -21,11 +22,14 @@ from kcl_host.config.keys import KEYS
 from kcl_host.config.properties import Loaded, load_settings
 from kcl_host.config.settings import StreamSettings
 from kcl_host.errors import ConfigurationError, FleetRolledBack
+from kcl_host.runtime.clock import SystemClock
+from kcl_host.runtime.processes import WorkerProcesses, number_of_this_process, watch_parent
 
 _log = logging.getLogger(__name__)
 
 DESCRIPTORS = 65536
 STREAM_KEYS = ("streamNames", "streamArns")
+_NOT_GIVEN = ("default", "derived")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -60,15 +64,20 @@ def run(
     if path is None:
         raise ConfigurationError("no properties file given: kcl-host --properties FILE")
     loaded = read_settings(path)
+    number = number_of_this_process(os.environ)
+    if number is not None:
+        loaded = as_process(loaded, number)
+    is_parent = number is None and loaded.settings.processes > 1
     level = "DEBUG" if debug else log_level or loaded.log_level
     log.configure(
         level=level,
         format=log_format or loaded.log_format,
         stream=sys.stderr,
-        worker=loaded.settings.worker_id,
+        worker=None if is_parent else loaded.settings.worker_id,
         kinesis_stream=None if loaded.settings.multi_stream else loaded.settings.streams[0].name,
     )
-    log_findings(loaded.findings, _log)
+    if not number:
+        log_findings(loaded.findings, _log)
     if log_configuration:
         _log.warning(
             "the logback file is not used; see --log-level and --log-format", extra={"action": "configuration"}
@@ -78,7 +87,20 @@ def run(
             "two properties files given, the option wins", extra={"action": "configuration", "file": str(path)}
         )
     raise_descriptor_limit()
+    if is_parent:
+        command = [sys.executable, "-m", "kcl_host", "run", *sys.argv[1:]]
+        if sys.argv[1:2] == ["run"]:
+            command.remove("run")
+        return WorkerProcesses(command, loaded.settings.processes, os.environ, SystemClock(), random.Random()).run()
     return serve(loaded, path)
+
+
+def as_process(loaded: Loaded, number: int) -> Loaded:
+    """The configuration of one of several worker processes: a worker id that was given is told apart by the number."""
+    settings = loaded.settings
+    given = any(row.key in ("workerId", "workerIdentifier") and row.origin not in _NOT_GIVEN for row in loaded.origins)
+    worker_id = f"{settings.worker_id}-{number}" if given else settings.worker_id
+    return msgspec.structs.replace(loaded, settings=msgspec.structs.replace(settings, worker_id=worker_id))
 
 
 def _is_about_streams(key: str) -> bool:
@@ -135,7 +157,6 @@ class Configuration:
 
 
 def serve(loaded: Loaded, path: Path) -> int:
-    from kcl_host.runtime.clock import SystemClock
     from kcl_host.runtime.outside import connect
     from kcl_host.runtime.shard_consumers import StoppedAtOnce
     from kcl_host.runtime.signals import watch_signals
@@ -166,6 +187,8 @@ def serve(loaded: Loaded, path: Path) -> int:
         (worker.request_stop if len(received) == 1 else worker.stop_now)()
 
     watch_signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), act)
+    if number_of_this_process(os.environ) is not None:
+        watch_parent(lambda: act(signal.SIGTERM))
     while True:
         try:
             worker.run()

@@ -237,6 +237,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """One, or with `multi_stream` any number."""
     multi_stream: bool = False
     """Whether leases carry the identifier of their stream; the two kinds cannot share a table."""
+    processes: int = 1
+    """Worker processes of this host, each a worker of the application."""
     initial_position: InitialPosition
     child: ChildSettings
     kinesis: ServiceSettings
