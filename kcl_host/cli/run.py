@@ -17,13 +17,13 @@ import click
 import msgspec
 
 from kcl_host import log
+from kcl_host.cli.processes import WorkerProcesses, number_of_this_process, watch_parent
 from kcl_host.config.findings import log_findings
 from kcl_host.config.keys import KEYS
 from kcl_host.config.properties import Loaded, load_settings
 from kcl_host.config.settings import StreamSettings
 from kcl_host.errors import ConfigurationError, FleetRolledBack
 from kcl_host.runtime.clock import SystemClock
-from kcl_host.runtime.processes import WorkerProcesses, number_of_this_process, watch_parent
 
 _log = logging.getLogger(__name__)
 
