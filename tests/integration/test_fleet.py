@@ -135,6 +135,7 @@ def test_a_second_worker_gets_half_of_the_leases_and_all_of_them_when_the_first_
         check_each_once(fleet)
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 def test_a_frozen_worker_finds_its_leases_gone_and_takes_those_of_a_killed_one(new_fleet: NewFleet) -> None:
     with new_fleet(4, **{**FAST, **NEVER_BALANCED}) as fleet:
         check_a_freeze(fleet, leader=False, frozen_s=0)

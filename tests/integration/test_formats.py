@@ -41,6 +41,7 @@ def engines() -> Iterator[Engines]:
         yield running
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 def test_a_fleet_of_a_single_table(engines: Engines, tmp_path: Path) -> None:
     with (
         Fleet(engines, tmp_path, shards=4, metadataTableFormat="single", **PATIENT) as fleet,

@@ -93,6 +93,7 @@ def test_what_a_child_does_wrong_stays_with_its_shard(
         engines,
         tmp_path,
         executableName=NASTY,
+        failoverTimeMillis=10000,  # No lease may expire here, however slow the machine.
         timeoutInSeconds=5,
         childCloseDeadlineMillis=500,
         childTermDeadlineMillis=300,
@@ -140,6 +141,7 @@ def test_what_a_child_does_wrong_stays_with_its_shard(
     assert all("leaseOwner" not in lease for lease in leases(engines).values())
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 def test_noise_of_one_child_does_not_keep_others_waiting(
     engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

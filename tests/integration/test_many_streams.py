@@ -114,6 +114,7 @@ def test_streams_come_and_go_while_the_host_runs(engines: Engines, tmp_path: Pat
     assert sorted(one.data for one in counting.delivered()) == sorted(records | more), "each once"
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 def test_a_stream_created_anew_under_its_name_is_another_one(engines: Engines, tmp_path: Path) -> None:
     counting = host_of(engines, tmp_path, "orders,clicks")
     wait_for_first = put(engines, "orders", range(20)) | put(engines, "clicks", range(20))
@@ -143,6 +144,7 @@ def _created_later(engines: Engines, old: str) -> bool:
     return False
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 def test_a_missing_stream_does_not_keep_the_others_from_being_read(engines: Engines, tmp_path: Path) -> None:
     counting = host_of(engines, tmp_path, "nowhere,clicks")
     records = put(engines, "clicks", range(20))

@@ -169,6 +169,7 @@ def test_a_dry_run_shows_everything_and_writes_nothing(app: Counting, engines: E
     assert tables(dynamodb) == before
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 def test_the_new_table_has_exactly_these_rows_and_the_old_one_is_untouched(
     app: Counting, engines: Engines, dynamodb: Any
 ) -> None:
@@ -223,6 +224,7 @@ def test_a_worker_on_the_new_table_goes_on_where_the_old_one_stopped(engines: En
     app.check_order()
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 def test_a_running_worker_is_noticed(app: Counting, dynamodb: Any) -> None:
     ended = threading.Event()
 
@@ -247,6 +249,7 @@ def test_a_running_worker_is_noticed(app: Counting, dynamodb: Any) -> None:
     assert NEW not in tables(dynamodb)
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 def test_a_single_table_application_takes_migration_3_0_along(app: Counting, dynamodb: Any) -> None:
     """No CoordinatorState, and in the lease table what KCL 3.5 keeps there."""
     for suffix in ("CoordinatorState", "WorkerMetricStats"):
@@ -277,6 +280,7 @@ def test_a_single_table_application_takes_migration_3_0_along(app: Counting, dyn
     assert tables(dynamodb) == {OLD, NEW}
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 def test_what_is_wrong_ends_in_one_line_and_the_documented_exit_code(
     app: Counting, engines: Engines, dynamodb: Any, tmp_path: Path
 ) -> None:

@@ -297,6 +297,7 @@ def test_two_workers_hand_over(engines: Engines, tmp_path: Path) -> None:
         disableWorkerMetrics="true",
         varianceBalancingFrequency=1,
         workerMetricsReporterFreqInMillis=2000,
+        failoverTimeMillis=10000,  # No lease may expire here, however slow the machine.
     )
     producer = Producer(engines, "numbers", records_per_s=100)
     producer.start()

@@ -117,6 +117,7 @@ def started_and_stopped(counting: Counting) -> None:
         assert stop(host.process) == 0
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 def test_what_may_not_be_read_is_named_and_the_rest_is_shown(counting: Counting, engines: Engines) -> None:
     started_and_stopped(counting)
     faults = engines.dynamodb.faults
@@ -142,6 +143,7 @@ def test_what_may_not_be_read_is_named_and_the_rest_is_shown(counting: Counting,
     assert done.returncode == 3 and b"DescribeTable" in done.stderr
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 def test_a_fleet_in_the_middle_of_the_move_into_one_table(counting: Counting, engines: Engines) -> None:
     started_and_stopped(counting)
     now_s = int(time.time())
@@ -179,6 +181,7 @@ def test_a_fleet_in_the_middle_of_the_move_into_one_table(counting: Counting, en
     assert document["leader"]["worker_id"] == "java-1"
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 def test_filters_choose_leases_and_leave_the_verdict(counting: Counting, engines: Engines) -> None:
     started_and_stopped(counting)
     code, document = status_json(counting, "--shard", "0001", "--state", "no_owner")
@@ -193,6 +196,7 @@ def test_filters_choose_leases_and_leave_the_verdict(counting: Counting, engines
     assert "lag" in kinds(document)
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 def test_top_goes_on_through_an_outage_and_ends_with_what_it_saw_last(counting: Counting, engines: Engines) -> None:
     with Running(counting) as host:
         host.wait_for("leader_acquired")
