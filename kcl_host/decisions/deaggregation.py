@@ -67,19 +67,6 @@ class Deaggregated(msgspec.Struct, frozen=True, kw_only=True):
     """False for a piece that others follow."""
 
 
-def deaggregate(records: list[Record], payload_bytes: int, hash_key_range: HashKeyRange | None) -> Deaggregated:
-    """What `deaggregate_in_pieces` gives, as one: its size has no bound that is worth the name."""
-    pieces = list(deaggregate_in_pieces(records, payload_bytes, hash_key_range))
-    if len(pieces) == 1:
-        return pieces[0]
-    return Deaggregated(
-        records=[record for piece in pieces for record in piece.records],
-        payload_bytes=sum(piece.payload_bytes for piece in pieces),
-        outside_range=sum(piece.outside_range for piece in pieces),
-        unreadable=tuple(rest for piece in pieces for rest in piece.unreadable),
-    )
-
-
 def deaggregate_in_pieces(
     records: list[Record], payload_bytes: int, hash_key_range: HashKeyRange | None
 ) -> Iterator[Deaggregated]:

@@ -11,6 +11,7 @@ Source: KCL 3.5.1 IteratorBuilder, ProcessTask; spec retrieval 2, consumer-lifec
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from typing import Final
 
 from kcl_host.model.records import Record
@@ -22,9 +23,11 @@ from kcl_host.model.sequence import (
     InitialPosition,
     IteratorPosition,
 )
+from kcl_host.model.shard import Shard
 
-LATEST_SLACK_S: Final = 2.0
-"""How far the clocks of this host and of Kinesis may differ where a moment stands in for LATEST."""
+LATEST_MARGIN_S: Final = 300.0
+"""How far the clocks of this host and of Kinesis may differ where a moment stands in for LATEST. AWS refuses requests
+that were signed more than five minutes off, so whoever gets an answer at all is closer."""
 
 
 def lacks_timestamp(checkpoint: ExtendedSequenceNumber, initial: InitialPosition) -> bool:
@@ -52,20 +55,32 @@ def first_position(checkpoint: ExtendedSequenceNumber, initial: InitialPosition)
             return IteratorPosition(type="AT_SEQUENCE_NUMBER", sequence_number=number)
 
 
-def reposition(
-    start: IteratorPosition, last_fetched: str | None, latest_since_s: float | None = None
-) -> IteratorPosition:
+def reposition(start: IteratorPosition, last_fetched: str | None, opened_s: float) -> IteratorPosition:
     """What is asked for when the iterator that began at `start` is no longer accepted.
 
     `last_fetched` is the last Kinesis record fetched through it, None before any: then it is `start` again. Only LATEST
-    would mean a later place by now and skip what arrived meanwhile, so `latest_since_s` (epoch seconds, when LATEST was
-    first asked for) takes its place where it is known. Java asks for LATEST again.
+    would mean a later place by now and skip what arrived meanwhile. In its place stands `opened_s`, when it was first
+    asked for (epoch seconds by this host's clock), less the margin: the child may get a few minutes of older records,
+    none of them twice, and none is skipped. Java asks for LATEST again.
     """
     if last_fetched is not None:
         return IteratorPosition(type="AFTER_SEQUENCE_NUMBER", sequence_number=last_fetched)
-    if start.type == LATEST and latest_since_s is not None:
-        return IteratorPosition(type=AT_TIMESTAMP, timestamp_s=latest_since_s - LATEST_SLACK_S)
+    if start.type == LATEST:
+        return IteratorPosition(type=AT_TIMESTAMP, timestamp_s=opened_s - LATEST_MARGIN_S)
     return start
+
+
+def is_of_earlier_stream(position: IteratorPosition, shard_id: str, shards: Iterable[Shard]) -> bool:
+    """Whether a position that Kinesis refuses belongs to a stream that was deleted, and created anew under its name.
+
+    No number of a shard is below its first one, so a lower one is not of this shard. That proves it where the stream of
+    this name has accepted the position, or an earlier one, before. `shards` is a complete listing. False for a position
+    without a number: nothing was read yet that the new stream could be confused with.
+    """
+    number = position.sequence_number
+    return number is not None and any(
+        shard.shard_id == shard_id and int(number) < int(shard.starting_sequence_number) for shard in shards
+    )
 
 
 def drop_delivered(records: list[Record], checkpoint: ExtendedSequenceNumber) -> list[Record]:

@@ -40,7 +40,15 @@ class EventFd:
 
 
 class Handoff:
-    """`signal` is set exactly while there is something for the consumer; the handoff owns and closes it."""
+    """`signal` is set exactly while there is something for the consumer; the handoff owns and closes it.
+
+    Memory of one shard. Queued is at most the bounds and one answer; another answer is with the consumer. An answer of
+    Kinesis has at most 10,000 records and 10 MiB. `max_bytes` counts payload as Kinesis does; here it is base64 text,
+    4/3 of it, and 0.3 KB for each record beside. So with the defaults (8 MiB, 30,000 records) 18 MiB of payload and
+    40,000 records are queued at most, which is 37 MB, and 17 MB are with the consumer. While aggregates are taken apart
+    there is the answer itself too, 14 MB, and what is parsed of one aggregate: its bytes, and 70 for each user record,
+    so 128 MB where 10 MiB hold 1.7 million user records without data.
+    """
 
     def __init__(
         self, *, max_batches: int, max_records: int, max_bytes: int, new_signal: Callable[[], Signal] = EventFd

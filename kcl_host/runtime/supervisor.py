@@ -268,6 +268,7 @@ class Supervisor:
             self._clock,
             self._outside.rng,
             log_extra=stream.log_facts,
+            list_shards=stream.stream.list_shards,
             # With this key Java does not look up the shards, and filters nothing.
             hash_key_range=None
             if self._settings.shard_sync.skip_at_start_if_leases_exist

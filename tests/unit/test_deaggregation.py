@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_host.decisions.deaggregation import MAX_USER_RECORDS, Deaggregated, deaggregate, deaggregate_in_pieces
+from kcl_host.decisions.deaggregation import MAX_USER_RECORDS, Deaggregated, deaggregate_in_pieces
 from kcl_host.model.records import Record
 from kcl_host.model.shard import MAX_HASH_KEY, HashKeyRange
 from tests.kpl import MAGIC, User, aggregate, by_producer, message, seal
@@ -28,7 +28,14 @@ def record(data: bytes, sequence_number: str = "1", partition_key: str = "contai
 
 
 def run(records: list[Record], hash_key_range: HashKeyRange | None = None) -> Deaggregated:
-    return deaggregate(records, sum(len(b64decode(r.data)) for r in records), hash_key_range)
+    """All pieces as one."""
+    pieces = list(deaggregate_in_pieces(records, sum(len(b64decode(r.data)) for r in records), hash_key_range))
+    return Deaggregated(
+        records=[r for piece in pieces for r in piece.records],
+        payload_bytes=sum(piece.payload_bytes for piece in pieces),
+        outside_range=sum(piece.outside_range for piece in pieces),
+        unreadable=tuple(rest for piece in pieces for rest in piece.unreadable),
+    )
 
 
 # Scenarios
@@ -103,14 +110,15 @@ def test_scenario(case: dict[str, Any]) -> None:
 
 def test_plain_records_are_neither_decoded_nor_copied() -> None:
     records = [Record(text, "p", "1", 0) for text in ("84maX", "no base64 at all!", "", "84ma")]
-    result = deaggregate(records, 7, None)
-    assert result.records is records
-    assert result.payload_bytes == 7
+    (piece,) = deaggregate_in_pieces(records, 7, None)
+    assert piece.records is records
+    assert piece.payload_bytes == 7 and piece.is_last
 
 
 def test_text_that_only_begins_like_an_aggregate_passes() -> None:
     records = [Record(text, "p", "1", 0) for text in ("84maw", "84mawg==", "84mawg" + "=" * 40)]
-    assert deaggregate(records, 0, None).records == records
+    (piece,) = deaggregate_in_pieces(records, 0, None)
+    assert piece.records == records
 
 
 def test_a_partition_key_that_is_no_text_is_read_as_java_reads_it() -> None:
@@ -172,14 +180,6 @@ def test_a_key_longer_than_kinesis_takes_makes_the_pieces_shorter() -> None:
     assert [len(piece.records) for piece in pieces] == [7, 4, 4, 2]
 
 
-def test_all_pieces_as_one() -> None:
-    bad = aggregate([*[User(b"ab", explicit=0)] * 10_001, User(b"", explicit=1), User(b"", key=9)], explicit=["0", "1"])
-    result = deaggregate([record(bad), record(b"c", "2"), record(bad, "3")], 0, HashKeyRange(0, 0))
-    assert len(result.records) == 20_003
-    assert (result.payload_bytes, result.outside_range, result.is_last) == (40_005, 2, True)
-    assert [u.sequence_number for u in result.unreadable] == ["1", "3"]
-
-
 # Round trip with the producer library
 
 keys = st.text(min_size=1, max_size=20)
@@ -227,13 +227,14 @@ def test_one_flipped_byte_makes_it_a_plain_record(
 def test_protobuf_is_imported_with_the_first_aggregate_and_leaves_the_path_alone() -> None:
     program = """
 import sys
-from kcl_host.decisions.deaggregation import deaggregate
+from kcl_host.decisions.deaggregation import deaggregate_in_pieces
 import kcl_host.retrieval.polling
 from kcl_host.model.records import Record
 path = list(sys.path)
-deaggregate([Record("84maX", "p", "1", 0)], 0, None)
+list(deaggregate_in_pieces([Record("84maX", "p", "1", 0)], 0, None))
 assert "google.protobuf" not in sys.modules and "aws_kinesis_agg" not in sys.modules
-assert len(deaggregate([Record(sys.argv[1], "p", "1", 0)], 0, None).records) == 2
+(piece,) = deaggregate_in_pieces([Record(sys.argv[1], "p", "1", 0)], 0, None)
+assert len(piece.records) == 2
 assert "google.protobuf" in sys.modules
 assert "six" not in sys.modules
 assert sys.path == path

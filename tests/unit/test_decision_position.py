@@ -6,9 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_host.decisions.position import drop_delivered, first_position, lacks_timestamp, reposition
+from kcl_host.decisions.position import (
+    drop_delivered,
+    first_position,
+    is_of_earlier_stream,
+    lacks_timestamp,
+    reposition,
+)
 from kcl_host.model.records import Record
 from kcl_host.model.sequence import AT_SHARD_END, ExtendedSequenceNumber, InitialPosition, IteratorPosition
+from kcl_host.model.shard import HashKeyRange, Shard
 
 AT_TIME = InitialPosition(kind="AT_TIMESTAMP", timestamp_s=1700000000.5)
 LATEST = InitialPosition(kind="LATEST")
@@ -63,15 +70,29 @@ def test_after_what_was_fetched(start: str) -> None:
 def test_before_anything_was_fetched_the_checkpoint_itself_is_read_again() -> None:
     """Java's defect: AFTER the checkpoint skips the rest of an aggregate that the checkpoint lies in."""
     start = first_position(at("5", 2), LATEST)
-    assert reposition(start, None) == IteratorPosition(type="AT_SEQUENCE_NUMBER", sequence_number="5")
+    assert reposition(start, None, 1000.0) == IteratorPosition(type="AT_SEQUENCE_NUMBER", sequence_number="5")
 
 
 def test_latest_stays_at_the_moment_it_was_first_asked_for() -> None:
     latest = IteratorPosition(type="LATEST")
-    assert reposition(latest, None) == latest
-    assert reposition(latest, None, 1000.0) == IteratorPosition(type="AT_TIMESTAMP", timestamp_s=998.0)
+    assert reposition(latest, None, 1000.0) == IteratorPosition(type="AT_TIMESTAMP", timestamp_s=700.0)
     horizon = IteratorPosition(type="TRIM_HORIZON")
     assert reposition(horizon, None, 1000.0) == horizon
+
+
+@pytest.mark.parametrize(
+    ("number", "shard_id", "is_earlier"),
+    [("99", "a", True), ("100", "a", False), ("101", "a", False), ("99", "c", False), (None, "a", False)],
+)
+def test_a_number_below_the_first_of_its_shard_is_of_an_earlier_stream(
+    number: str | None, shard_id: str, is_earlier: bool
+) -> None:
+    shards = [
+        Shard(shard_id=i, hash_key_range=HashKeyRange(0, 1), starting_sequence_number=first)
+        for i, first in (("a", "100"), ("b", "900"))
+    ]
+    position = IteratorPosition(type="AFTER_SEQUENCE_NUMBER" if number else "LATEST", sequence_number=number)
+    assert is_of_earlier_stream(position, shard_id, shards) == is_earlier
 
 
 @pytest.mark.parametrize("sentinel", ["TRIM_HORIZON", "LATEST", "AT_TIMESTAMP"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from base64 import b64encode
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -25,27 +24,14 @@ from kcl_host.errors import (
 )
 from kcl_host.model.records import Batch, Record, RecordsPage
 from kcl_host.model.sequence import AT_SHARD_END, ExtendedSequenceNumber, InitialPosition, IteratorPosition
-from kcl_host.model.shard import ChildShard, HashKeyRange
-from kcl_host.retrieval.fanout import FULL_S, REST_S, FanoutSource
+from kcl_host.model.shard import ChildShard
+from kcl_host.retrieval.fanout import FULL_S, FanoutSource
 from kcl_host.retrieval.handoff import Handoff
-from tests.kpl import User, aggregate
+from kcl_host.retrieval.source import REST_S
+from tests.fakes.clock import FakeClock
+from tests.unit.retrieval_rig import CHILD, LATEST, START_S, TRIM_HORIZON, new_clock, packed, shard_0
 
-LATEST = ExtendedSequenceNumber("LATEST")
-TRIM_HORIZON = ExtendedSequenceNumber("TRIM_HORIZON")
-START_S = 1_700_000_000.0
-CHILD = ChildShard(shard_id="shardId-1", parent_shard_ids=("shardId-0",), hash_key_range=HashKeyRange(0, 1))
 AFTER = "AFTER_SEQUENCE_NUMBER"
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def wall(self) -> float:
-        return START_S + self.now_s
 
 
 class Dice:
@@ -79,7 +65,7 @@ def event(
 class Subscription:
     """Gives out what it was told to; then nothing arrives, WAIT_S at a time."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
         self.coming: list[RecordsPage | KclHostError | None] = []
         self.bytes_received = 0
@@ -107,13 +93,14 @@ class Rig:
     """A source, what it subscribes to, and a consumer that takes what is there."""
 
     def __init__(self, initial: InitialPosition | None = None, *, max_batches: int = 4) -> None:
-        self.clock = Clock()
+        self.clock = new_clock()
         self.handoff = Handoff(max_batches=max_batches, max_records=1000, max_bytes=10_000)
         self.calls: list[tuple[float, IteratorPosition]] = []
         self.refusals: list[KclHostError] = []
         """Raised by the next calls, one each."""
         self.subscriptions: list[Subscription] = []
         self.while_subscribing: Callable[[], None] = lambda: None
+        self.first_number = 0
         self.source = FanoutSource(
             self,
             "shardId-0",
@@ -122,6 +109,7 @@ class Rig:
             initial or InitialPosition(kind="TRIM_HORIZON"),
             self.clock,
             Dice(),
+            list_shards=lambda: [shard_0(self.first_number)],
         )
 
     def subscribe(self, shard_id: str, position: IteratorPosition) -> Subscription:
@@ -230,7 +218,7 @@ def test_latest_that_was_refused_means_the_moment_of_the_first_call() -> None:
     rig.source.open(LATEST)
     rig.turn_until_call(3)
     for _, position in rig.calls[1:]:
-        assert (position.type, position.timestamp_s) == ("AT_TIMESTAMP", START_S + 100.0 - 2.0)
+        assert (position.type, position.timestamp_s) == ("AT_TIMESTAMP", START_S + 100.0 - 300.0)
 
 
 def test_a_shard_that_is_gone_ends_without_child_shards() -> None:
@@ -292,10 +280,8 @@ def test_five_hundred_events_without_records_take_one_place(rig: Rig) -> None:
 
 def test_a_large_aggregate_is_handed_over_piece_by_piece(rig: Rig) -> None:
     """Reading goes on behind it only when all of it was."""
-    users = [User(b"%d" % n) for n in range(2 * MAX_USER_RECORDS + 5)]
-    data = b64encode(aggregate(users)).decode()
-    container = Record(data=data, partition_key="p", sequence_number="7", approximate_arrival_timestamp=0)
-    page = RecordsPage(records=[container], next_iterator="7", millis_behind_latest=0, payload_bytes=len(data) * 3 // 4)
+    count = 2 * MAX_USER_RECORDS + 5
+    page = RecordsPage(records=[packed(count, 7)], next_iterator="7", millis_behind_latest=0)
     rig.live.coming = [page, event(8)]
     got: list[Batch] = []
     for _ in range(2):
@@ -311,7 +297,7 @@ def test_a_large_aggregate_is_handed_over_piece_by_piece(rig: Rig) -> None:
         rig.turn()
         got += rig.get()
     records = [record.position for batch in got for record in batch.records]
-    assert records == [ExtendedSequenceNumber("7", n) for n in range(len(users))] + [ExtendedSequenceNumber("8")]
+    assert records == [ExtendedSequenceNumber("7", n) for n in range(count)] + [ExtendedSequenceNumber("8")]
 
 
 # The end of a subscription, and its renewal
@@ -414,6 +400,33 @@ def test_a_continuation_that_is_refused_gives_way_to_the_last_record(rig: Rig) -
     rig.refusals = [InvalidPosition()]
     rig.turn_until_call(3)
     assert rig.positions[1:] == [(AFTER, "9"), (AFTER, "1")]
+
+
+def test_a_stream_made_anew_is_not_read_under_the_lease_of_the_old_one(rig: Rig) -> None:
+    """A consumer is registered with it, and it accepts no number of the old one."""
+    rig.live.coming = [event(1), event(to=9), Unavailable()]
+    for _ in range(3):
+        rig.turn()
+    assert rig.numbers() == [1]
+    rig.first_number = 50
+    rig.refusals = [Unavailable("the consumer was registered anew"), InvalidPosition()]
+    rig.turn_until_call(3)
+    (end,) = rig.get()
+    assert end.shard_end and end.child_shards == () and end.records == [] and rig.turn() == REST_S
+
+
+@pytest.mark.parametrize("before", [[], [SubscriptionInUse()]])
+def test_a_first_position_that_is_refused_does_not_end_the_shard(before: list[KclHostError]) -> None:
+    """The configuration may name another stream by mistake, and the end would cost the right one its checkpoints."""
+    rig = Rig()
+    rig.first_number, rig.refusals = 50, [*before, InvalidPosition(), InvalidPosition()]
+    if before:
+        rig.source.open(ExtendedSequenceNumber("1"))
+        rig.turn_until_call(3)
+    else:
+        with pytest.raises(InvalidPosition):
+            rig.source.open(ExtendedSequenceNumber("1"))
+    assert rig.get() == []
 
 
 def test_silence_ends_a_subscription_after_a_minute(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:

@@ -25,33 +25,22 @@ from kcl_host.model.records import Batch, Record, RecordsPage
 from kcl_host.model.sequence import AT_SHARD_END, ExtendedSequenceNumber, InitialPosition, IteratorPosition
 from kcl_host.model.shard import ChildShard, HashKeyRange, Shard, ShardFilter, StreamSummary
 from kcl_host.retrieval.handoff import Handoff
-from kcl_host.retrieval.polling import REST_S, PollingSource
+from kcl_host.retrieval.polling import PollingSource
+from kcl_host.retrieval.source import REST_S
+from tests.fakes.clock import FakeClock
 from tests.kpl import User, aggregate
+from tests.unit.retrieval_rig import CHILD, LATEST, START_S, TRIM_HORIZON, new_clock, shard_0
 
-LATEST = ExtendedSequenceNumber("LATEST")
-TRIM_HORIZON = ExtendedSequenceNumber("TRIM_HORIZON")
 AT_TIMESTAMP = ExtendedSequenceNumber("AT_TIMESTAMP")
-START_S = 1_700_000_000.0
-CHILD = ChildShard(shard_id="shardId-1", parent_shard_ids=("shardId-0",), hash_key_range=HashKeyRange(0, 1))
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def wall(self) -> float:
-        return START_S + self.now_s
 
 
 class Shard0:
     """A stream of one shard. An iterator is (index of the next record, when it was given out), as text."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
         self.records: list[Record] = []
+        self.first_number = 0
         self.closed_with: tuple[ChildShard, ...] | None = None
         self.latency_s = 0.0
         self.max_page = 10_000
@@ -63,6 +52,7 @@ class Shard0:
         self.during_read: Callable[[], None] = lambda: None
         self.reads: list[float] = []
         self.positions: list[IteratorPosition] = []
+        self.listings = 0
 
     def put(self, *numbers: int, size_bytes: int = 8) -> None:
         arrival_ms = int(self.clock.wall() * 1000)
@@ -93,7 +83,9 @@ class Shard0:
         self.positions.append(position)
         self._maybe_fail()
         records, timestamp_s = self.records, position.timestamp_s
-        number = int(position.sequence_number or 0)
+        number = int(position.sequence_number or self.first_number)
+        if number < self.first_number:
+            raise InvalidPosition
         below = {
             "TRIM_HORIZON": lambda r: False,
             "LATEST": lambda r: True,
@@ -128,7 +120,9 @@ class Shard0:
         raise AssertionError("not asked for")
 
     def list_shards(self, shard_filter: ShardFilter | None = None) -> list[Shard] | None:
-        raise AssertionError("not asked for")
+        self.listings += 1
+        self._maybe_fail()
+        return [shard_0(self.first_number)]
 
 
 class Rig:
@@ -143,7 +137,7 @@ class Rig:
         bounds: tuple[int, int, int] = (4, 30_000, 8 * 2**20),
         hash_key_range: HashKeyRange | None = None,
     ) -> None:
-        self.clock = Clock()
+        self.clock = new_clock()
         self.shard = Shard0(self.clock)
         self.handoff = Handoff(max_batches=bounds[0], max_records=bounds[1], max_bytes=bounds[2])
         self.settings = RetrievalSettings(
@@ -342,7 +336,7 @@ def test_a_refused_first_read_begins_at_the_checkpoint_again(rig: Rig, refusal: 
 
 def test_latest_that_expires_before_the_first_record_loses_nothing(rig: Rig) -> None:
     rig.shard.put(1)
-    rig.clock.now_s += 60
+    rig.clock.now_s += 360
     rig.source.open(LATEST)
     rig.shard.failing = Unavailable()
     rig.run(100)
@@ -462,6 +456,50 @@ def test_a_fault_of_our_own_is_not_hidden(rig: Rig) -> None:
     rig.source.open(TRIM_HORIZON)
     with pytest.raises(ZeroDivisionError):
         rig.source.run_once()
+
+
+# A stream that was made anew
+
+
+@pytest.mark.parametrize("iterator", [ExpiredIterator, InvalidPosition])
+def test_a_stream_made_anew_is_not_read_under_the_lease_of_the_old_one(
+    rig: Rig, iterator: type[KclHostError], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its shards have the same ids, and its numbers are higher. Java asks for the old position for ever."""
+    rig.shard.put(1, 2)
+    rig.source.open(TRIM_HORIZON)
+    rig.run(0)
+    assert rig.take_numbers() == [1, 2]
+    rig.shard.first_number, rig.shard.records = 50, []
+    rig.shard.put(51, 52)
+    rig.shard.failures = [iterator()]
+    rig.run(60)
+    assert rig.take() == [Batch(records=[], millis_behind_latest=None, shard_end=True)]
+    assert [r.__dict__["action"] for r in caplog.records if r.levelno >= logging.WARNING][-1] == "shard_gone"
+    rig.source.reopen(at(2))
+    rig.run(60)
+    assert rig.take() == [Batch(records=[], millis_behind_latest=None, shard_end=True)]
+
+
+def test_a_first_position_that_is_refused_does_not_end_the_shard(rig: Rig) -> None:
+    """The configuration may name another stream by mistake, and the end would cost the right one its checkpoints."""
+    rig.shard.first_number = 50
+    with pytest.raises(InvalidPosition):
+        rig.source.open(at(2))
+    assert rig.take() == [] and rig.turn() == REST_S and rig.shard.listings == 0
+
+
+@pytest.mark.parametrize("fate", [StreamNotFound, Throttled])
+def test_a_listing_that_fails_decides_only_if_the_stream_is_gone(rig: Rig, fate: type[KclHostError]) -> None:
+    rig.shard.put(1)
+    rig.source.open(TRIM_HORIZON)
+    rig.run(0)
+    rig.take()
+    rig.shard.failures = [InvalidPosition(), fate()]
+    rig.shard.put(2)
+    rig.run(10)
+    batches = rig.take()
+    assert batches[0].shard_end == (fate is StreamNotFound) and rig.shard.listings == 1
 
 
 # Shard end
