@@ -19,10 +19,10 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from binascii import Error as Base64Error
-from binascii import a2b_base64, b2a_base64
+from binascii import a2b_base64
 from collections.abc import Iterator
 from functools import cache
+from itertools import repeat
 from typing import Any, Final
 
 import msgspec
@@ -127,14 +127,12 @@ class _Aggregate:
         self._container = container
         self._users = message.records
         self._next = 0
-        self._keys = [_text(key) for key in message.partition_key_table]
+        self._keys = _texts(message.partition_key_table[:])
         self._key_is_inside = (
-            [True] * len(self._keys)
-            if hash_key_range == _WHOLE
-            else [_hash_key(key) in hash_key_range for key in self._keys]
+            [True] * len(self._keys) if hash_key_range == _WHOLE else _are_inside(self._keys, hash_key_range)
         )
         self._explicit_is_inside = [
-            _explicit_is_inside(_text(key), hash_key_range) for key in message.explicit_hash_key_table
+            _explicit_is_inside(key, hash_key_range) for key in _texts(message.explicit_hash_key_table[:])
         ]
         longest = max(map(len, self._keys), default=0)
         self.most_in_a_piece = max(1, MAX_USER_RECORDS * _MAX_KEY_CHARACTERS // max(_MAX_KEY_CHARACTERS, longest))
@@ -146,40 +144,45 @@ class _Aggregate:
     def move_to(self, piece: _Piece) -> None:
         """Those there is room for, which there must be; all that is left when one of them cannot be told."""
         keys, key_is_inside, explicit_is_inside = self._keys, self._key_is_inside, self._explicit_is_inside
-        sequence_number = self._container.sequence_number
-        arrival_ms = self._container.approximate_arrival_timestamp
-        result = piece.records
-        before, first = len(result), self._next
-        stop = min(len(self._users), first + self.most_in_a_piece - before)
-        self._next = stop
-        user_bytes = 0
-        for index, user in enumerate(self._users[first:stop], first):
+        first = self._next
+        self._next = stop = min(len(self._users), first + self.most_in_a_piece - len(piece.records))
+        users = self._users[first:stop]
+        # Unbound, since upb looks a method up among the fields first.
+        has_field = type(users[0]).HasField
+        indices: list[int] = []
+        keys_of_them: list[str] = []
+        data: list[bytes] = []
+        for index, user in enumerate(users, first):
             try:
                 key_index = user.partition_key_index
                 key, is_inside = keys[key_index], key_is_inside[key_index]
-                if user.HasField("explicit_hash_key_index"):
+                if has_field(user, "explicit_hash_key_index"):
                     is_inside = explicit_is_inside[user.explicit_hash_key_index]
             except IndexError:
                 is_inside = None
             if is_inside:
-                data = user.data
-                user_bytes += len(data)
-                text = b2a_base64(data, newline=False).decode("ascii")
-                result.append(Record(text, key, sequence_number, arrival_ms, index))
+                indices.append(index)
+                keys_of_them.append(key)
+                data.append(user.data)
             elif is_inside is None:
                 stop, self._next = index, len(self._users)
-                rest = UnreadableRest(sequence_number=sequence_number, kept=index, lost=self._next - index)
+                rest = UnreadableRest(
+                    sequence_number=self._container.sequence_number, kept=index, lost=self._next - index
+                )
                 piece.unreadable = (*piece.unreadable, rest)
                 break
-        piece.outside_range += stop - first - (len(result) - before)
-        piece.payload_bytes += user_bytes
+        sequence_number = repeat(self._container.sequence_number)
+        arrival_ms = repeat(self._container.approximate_arrival_timestamp)
+        # msgspec makes base64 of a list of bytes, twice as fast as binascii one by one.
+        piece.records += map(Record, msgspec.to_builtins(data), keys_of_them, sequence_number, arrival_ms, indices)
+        piece.outside_range += stop - first - len(data)
+        piece.payload_bytes += sum(map(len, data))
 
 
 def _parse(data: str) -> Any | None:
     """The message of an aggregate, None for anything else."""
-    try:
-        raw = a2b_base64(data)
-    except Base64Error:
+    raw = _decoded(data)
+    if raw is None:
         return None
     body = raw[len(MAGIC) : -_DIGEST_BYTES]
     if not raw.startswith(MAGIC) or not body:
@@ -195,13 +198,28 @@ def _parse(data: str) -> Any | None:
     return message if message.IsInitialized() else None
 
 
-def _text(key: str | bytes) -> str:
+def _decoded(data: str) -> bytes | None:
+    """msgspec is three times as fast as binascii, and stricter: what it refuses, binascii decides."""
+    try:
+        return msgspec.convert(data, bytes)
+    except msgspec.ValidationError:
+        pass
+    try:
+        return a2b_base64(data)
+    except ValueError:
+        return None
+
+
+def _texts(keys: list[str | bytes]) -> list[str]:
     """protobuf gives bytes for what is no UTF-8; Java reads it with replacement characters."""
-    return key if isinstance(key, str) else key.decode("utf-8", "replace")
+    return [key if isinstance(key, str) else key.decode("utf-8", "replace") for key in keys]
 
 
-def _hash_key(partition_key: str) -> int:
-    return int.from_bytes(hashlib.md5(partition_key.encode(), usedforsecurity=False).digest(), "big")
+def _are_inside(partition_keys: list[str], hash_key_range: HashKeyRange) -> list[bool]:
+    """Digests are compared as bytes, which have the order of the numbers."""
+    bounds = (max(MIN_HASH_KEY, min(key, MAX_HASH_KEY)) for key in (hash_key_range.start, hash_key_range.end))
+    start, end = (key.to_bytes(_DIGEST_BYTES, "big") for key in bounds)
+    return [start <= hashlib.md5(key.encode(), usedforsecurity=False).digest() <= end for key in partition_keys]
 
 
 def _explicit_is_inside(hash_key: str, hash_key_range: HashKeyRange) -> bool | None:
