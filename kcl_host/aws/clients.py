@@ -1,12 +1,14 @@
 """Clients of botocore, made so that no call outlives what it protects (DESIGN.md 4: client time-outs).
 
-One request is one attempt: a retry made inside the SDK would make "applied, but the answer was lost" look like a lost
-lease. Clients may be shared by threads; their pools are larger than the number of threads that use them at once, so a
-renewal never waits for a connection behind a checkpoint.
+One request is one attempt, but for metrics: a retry made inside the SDK would make "applied, but the answer was lost"
+look like a lost lease. Clients may be shared by threads; their pools are larger than the number of threads that use
+them at once, so a renewal never waits for a connection behind a checkpoint.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -29,26 +31,36 @@ DYNAMODB_POOL: Final = 64
 KINESIS_CONNECT_TIMEOUT_S: Final = 2.0
 KINESIS_POOL: Final = 128
 """Connections are made as they are needed; beyond this number they are not kept."""
+CLOUDWATCH_CONNECT_TIMEOUT_S: Final = 1.0
+CLOUDWATCH_READ_TIMEOUT_S: Final = 5.0
+CLOUDWATCH_ATTEMPTS: Final = 2
+"""What is throttled would be lost; and nothing depends on whether a request took effect."""
 
 
 class Clients(msgspec.Struct, frozen=True):
-    """The clients every worker needs."""
+    """The clients every worker needs, and how to make the one that only metrics need, with what they share."""
 
     dynamodb: DynamoDBClient
     kinesis: KinesisClient
+    new_cloudwatch: Callable[[], Any]
 
 
 def clients_for(settings: Settings) -> Clients:
-    """Both clients, from one session where credentials and region are the same: half the cost at start.
+    """All clients, from one session where credentials and region are the same: half the cost at start.
 
     Raises ConfigurationError when there is no region, AccessError when there are no credentials.
     """
-    dynamodb, kinesis = settings.dynamodb, settings.kinesis
+    kinesis = settings.kinesis
     session = service_session(kinesis)
-    same = (dynamodb.credentials, dynamodb.region) == (kinesis.credentials, kinesis.region)
+
+    def shared(service: ServiceSettings) -> Session | None:
+        same = (service.credentials, service.region) == (kinesis.credentials, kinesis.region)
+        return session if same else None
+
     return Clients(
-        dynamodb=dynamodb_client(settings, session if same else None),
+        dynamodb=dynamodb_client(settings, shared(settings.dynamodb)),
         kinesis=kinesis_client(settings, session),
+        new_cloudwatch=partial(cloudwatch_client, settings, shared(settings.cloudwatch)),
     )
 
 
@@ -74,6 +86,17 @@ def kinesis_client(settings: Settings, session: Session | None = None) -> Kinesi
     return client
 
 
+def cloudwatch_client(settings: Settings, session: Session | None = None) -> Any:
+    """For publishing metrics. Raises as `clients_for`."""
+    config = Config(
+        connect_timeout=CLOUDWATCH_CONNECT_TIMEOUT_S,
+        read_timeout=CLOUDWATCH_READ_TIMEOUT_S,
+        retries={"total_max_attempts": CLOUDWATCH_ATTEMPTS, "mode": "standard"},
+        max_pool_connections=1,
+    )
+    return _create("cloudwatch", settings.cloudwatch, config, session)
+
+
 def service_session(service: ServiceSettings) -> Session:
     """A session with the credentials and the region of `service`, whose clients decode GetRecords fast."""
     session = session_for(service.credentials, service.region)
@@ -91,7 +114,7 @@ def _create(name: str, service: ServiceSettings, config: Config, session: Sessio
                 "or a region in the AWS profile"
             )
         return session.create_client(
-            name, region_name=region, endpoint_url=service.endpoint_url, config=config.merge(_of_every_client(service))
+            name, region_name=region, endpoint_url=service.endpoint_url, config=_of_every_client(service).merge(config)
         )
     except (BotoCoreError, ValueError) as error:
         raise ConfigurationError(f"the {name} client cannot be made: {error}") from error

@@ -94,11 +94,14 @@ _NOT_CONFIGURED: Final = (NoRegionError, InvalidRegionError, ParamValidationErro
 class Resource(msgspec.Struct, frozen=True):
     """What requests are about."""
 
-    service: Literal["dynamodb", "kinesis"]
+    service: Literal["dynamodb", "kinesis", "cloudwatch"]
     name: str
 
     def __str__(self) -> str:
-        return f"{'table' if self.service == 'dynamodb' else 'stream'} {self.name}"
+        return f"{_NOUNS[self.service]} {self.name}"
+
+
+_NOUNS: Final = {"dynamodb": "table", "kinesis": "stream", "cloudwatch": "metrics namespace"}
 
 
 @contextmanager

@@ -150,10 +150,10 @@ _CLIENTS: Final = (
     Key("kinesisEndpoint", "uri", None, "kinesis.endpoint_url", "Endpoint URL of Kinesis."),
     Key("dynamoDBEndpoint", "uri", None, "dynamodb.endpoint_url", "Endpoint URL of DynamoDB."),
     Key("cloudWatchEndpoint", "uri", None, "cloudwatch.endpoint_url", "Endpoint URL of CloudWatch.",
-        status="not yet", extension=True),
+        extension=True),
     *_client_keys("kinesisClient", "kinesis", "kinesisEndpoint", "used"),
     *_client_keys("dynamoDbClient", "dynamodb", "dynamoDBEndpoint", "used"),
-    *_client_keys("cloudWatchClient", "cloudwatch", "cloudWatchEndpoint", "not yet"),
+    *_client_keys("cloudWatchClient", "cloudwatch", "cloudWatchEndpoint", "used"),
     Key("dynamoDbClient.endpointDiscoveryEnabled", "boolean", "false", "", "Endpoint discovery of the Java SDK.",
         status=_NO_EFFECT),
 )
@@ -163,13 +163,13 @@ _CREDENTIALS: Final = (
     Key("AwsCredentialsProviderDynamoDB", "credentials", None, "dynamodb.credentials",
         "Chain for DynamoDB. Default: that of Kinesis.", secret=True),
     Key("AwsCredentialsProviderCloudWatch", "credentials", None, "cloudwatch.credentials",
-        "Chain for CloudWatch. Default: that of Kinesis.", secret=True, status="not yet"),
+        "Chain for CloudWatch. Default: that of Kinesis.", secret=True),
     Key("kinesisCredentialsProvider.class", "credentials", None, "kinesis.credentials",
         "One provider for Kinesis by class name; not together with AwsCredentialsProvider.", secret=True),
     Key("dynamoDBCredentialsProvider.class", "credentials", None, "dynamodb.credentials",
         "One provider for DynamoDB by class name.", secret=True),
     Key("cloudWatchCredentialsProvider.class", "credentials", None, "cloudwatch.credentials",
-        "One provider for CloudWatch by class name.", secret=True, status="not yet"),
+        "One provider for CloudWatch by class name.", secret=True),
 )
 _START: Final = (
     Key("initialPositionInStream", "enum", "LATEST", "", "Where a shard is read from that has no checkpoint yet.",
@@ -381,13 +381,17 @@ _LIFECYCLE: Final = (
 )
 _METRICS: Final = (
     Key("metricsLevel", "enum", "DETAILED", "metrics.level", "How much goes to CloudWatch.",
-        choices=("NONE", "SUMMARY", "DETAILED"), status="not yet"),
+        choices=("NONE", "SUMMARY", "DETAILED")),
+    Key("metricsBackend", "enum", "CLOUDWATCH", "metrics.backend",
+        "Where metrics go: CloudWatch; lines in its embedded format on stdout; or the exporter that the OTEL_* "
+        "environment names (pip install 'kcl-host[otel]').",
+        choices=("CLOUDWATCH", "EMF", "OTEL"), extension=True),
     Key("metricsEnabledDimensions", "list", "ALL", "metrics.enabled_dimensions",
-        "Dimensions that are sent: Operation, ShardId, WorkerIdentifier, ... or ALL.", status="not yet"),
+        "Dimensions that are sent: Operation, ShardId, WorkerIdentifier, ... or ALL."),
     Key("metricsBufferTimeMillis", "long", "10000", "metrics.buffer_time_s", "Interval between sends.",
-        unit="ms", primitive=True, status="not yet"),
+        unit="ms", primitive=True),
     Key("metricsMaxQueueSize", "int", "10000", "metrics.max_queue_size", "Most metrics that wait for a send.",
-        primitive=True, status="not yet"),
+        primitive=True),
 )
 _OLD: Final = "KCL 3 ignores this key of KCL 1.x and 2.x"
 _LEGACY: Final = tuple(

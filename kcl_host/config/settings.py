@@ -196,6 +196,7 @@ class LifecycleSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 class MetricsSettings(msgspec.Struct, frozen=True, kw_only=True):
     level: Literal["NONE", "SUMMARY", "DETAILED"] = "DETAILED"
+    backend: Literal["CLOUDWATCH", "EMF", "OTEL"] = "CLOUDWATCH"
     enabled_dimensions: tuple[str, ...] = ("ALL",)
     buffer_time_s: float = 10.0
     max_queue_size: int = 10000

@@ -18,6 +18,7 @@ from kcl_host.decisions.lease_audit import (
     lacks_hash_key_ranges,
 )
 from kcl_host.errors import KclHostError
+from kcl_host.instruments import NOTHING, Instruments
 from kcl_host.model.lease import Lease
 from kcl_host.model.shard import StreamIdentifier
 from kcl_host.ports import Clock, LeaseTable
@@ -44,12 +45,15 @@ class Auditor:
         settings: ShardSyncSettings,
         clock: Clock,
         is_leader: Callable[[], bool],
+        instruments: Instruments = NOTHING,
     ) -> None:
         self._streams = streams
         self._lease_table = lease_table
         self._settings = settings
         self._clock = clock
         self._is_leader = is_leader
+        self._instruments = instruments
+        self._with_holes = self._to_sync = 0
         self._next_s: float | None = None
         self._trackers: dict[StreamIdentifier, HoleTracker] = {}
         self.last_outcome: Outcome | None = None
@@ -64,14 +68,20 @@ class Auditor:
             self._next_s = now_s + FIRST_AUDIT_S
         if now_s < self._next_s:
             return self._next_s - now_s
-        self.last_outcome = self._audit_safely()
+        self.last_outcome = self._audit_as_leader() if self._is_leader() else "not_leader"
         self._next_s = self._clock.monotonic() + self._settings.audit_interval_s
         return self._settings.audit_interval_s
 
+    def _audit_as_leader(self) -> Outcome:
+        self._with_holes = self._to_sync = 0
+        with self._instruments.auditing() as audit:
+            outcome = self._audit_safely()
+            audit.success = outcome != "failed"
+        self._instruments.audited(streams_with_holes=self._with_holes, streams_to_sync=self._to_sync, skipped=0)
+        return outcome
+
     def _audit_safely(self) -> Outcome:
         """All streams by one listing; what fails for one does not keep the others from being audited."""
-        if not self._is_leader():
-            return "not_leader"
         try:
             of_stream: dict[str | None, list[Lease]] = defaultdict(list)
             for lease in self._lease_table.list_leases().leases:
@@ -100,6 +110,8 @@ class Auditor:
         before = self._trackers[stream.identifier]
         audit = audit_leases(leases, before, confidence_threshold=self._settings.audit_confidence_threshold)
         self._trackers[stream.identifier] = audit.tracker
+        self._with_holes += audit.hole is not None
+        self._to_sync += audit.sync
         if audit.hole is not None or audit.sync:
             _log.warning(
                 "leases do not cover the hash key space",

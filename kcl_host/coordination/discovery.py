@@ -8,6 +8,7 @@ from collections.abc import Callable
 from kcl_host.config.settings import AssignmentSettings, LeaseSettings
 from kcl_host.coordination.held_leases import HeldLease, HeldLeases
 from kcl_host.errors import KclHostError, TableMissing
+from kcl_host.instruments import NOTHING, Instruments
 from kcl_host.model.lease import Lease
 from kcl_host.ports import Clock, LeaseTable
 
@@ -42,6 +43,7 @@ class Discovery:
         clock: Clock,
         is_alone: Callable[[], bool],
         on_found: Callable[[HeldLease], None],
+        instruments: Instruments = NOTHING,
     ) -> None:
         self._table = lease_table
         self._held_leases = held_leases
@@ -51,6 +53,7 @@ class Discovery:
         self._clock = clock
         self._is_alone = is_alone
         self._on_found = on_found
+        self._instruments = instruments
         self._pending: set[str] = set()
         self._next_query_s = 0.0
         self._next_scan_s = 0.0
@@ -67,12 +70,18 @@ class Discovery:
         for lease_key in sorted(self._pending):
             self._read(lease_key)
         if now_s >= self._next_query_s:
-            keys = self._keys(now_s)
-            self._next_query_s = now_s + (self._alone_s if self._is_alone() else IN_COMPANY_S)
-            for lease_key in sorted(set(keys) - self._pending):
-                self._read(lease_key)
+            with self._instruments.discovering():
+                self._query(now_s)
         pause_s = self._next_query_s - self._clock.monotonic()
         return max(0.0, min(pause_s, PENDING_S) if self._pending else pause_s)
+
+    def _query(self, now_s: float) -> None:
+        with self._instruments.listing_keys():
+            keys = self._keys(now_s)
+        self._next_query_s = now_s + (self._alone_s if self._is_alone() else IN_COMPANY_S)
+        with self._instruments.fetching_leases():
+            found = [self._read(lease_key) for lease_key in sorted(set(keys) - self._pending)]
+        self._instruments.leases_discovered(sum(found))
 
     def leases_named_ours(self) -> list[Lease]:
         """Rows that name this worker as next or only owner and are not held; for the last look before the exit."""
@@ -91,22 +100,27 @@ class Discovery:
             leases = self._table.list_leases().leases
             return [lease.lease_key for lease in leases if lease.lease_owner == self._worker_id]
 
-    def _read(self, lease_key: str) -> None:
+    def _read(self, lease_key: str) -> bool:
+        """True when the lease was taken up."""
         if self._held_leases.get(lease_key) is not None:
             self._pending.discard(lease_key)
-            return
+            return False
         read_at_s = self._clock.monotonic()
         held = None
         try:
             row = self._table.get(lease_key)
             if row is not None and row.lease_owner == self._worker_id and row.is_handover_pending:
                 self._pending.add(lease_key)
-                return
+                return False
+            if row is not None and row.lease_owner != self._worker_id:
+                self._instruments.owner_mismatched()
             self._pending.discard(lease_key)
             held = None if row is None else self._add(row, read_at_s)
             if held is not None and self._held_leases.renew(held, self._patience_s) != "lost":
                 self._found(held)
+                return True
         except KclHostError as error:
+            self._instruments.lease_read_failed()
             if held is not None:
                 self._held_leases.drop(held)
             self._next_query_s = min(self._next_query_s, read_at_s + IN_COMPANY_S)
@@ -114,6 +128,7 @@ class Discovery:
                 "lease could not be taken up, tried again soon",
                 extra={"action": "discovery_failed", "lease_key": lease_key, "error": str(error)},
             )
+        return False
 
     def _add(self, lease: Lease, read_at_s: float) -> HeldLease | None:
         if lease.lease_owner != self._worker_id or lease.is_handover_pending:

@@ -24,6 +24,7 @@ from kcl_host.decisions.election import (
     look_again_in_s,
 )
 from kcl_host.errors import RetryLater
+from kcl_host.instruments import NOTHING, Instruments
 from kcl_host.model.state import LeaderLock
 from kcl_host.ports import Clock, CoordinatorState, NewLock
 
@@ -55,6 +56,7 @@ class Election:
         new_version: Callable[[], str],
         new_lock: NewLock = threading.Lock,
         on_change: Callable[[], object] = lambda: None,
+        instruments: Instruments = NOTHING,
     ) -> None:
         self._table = table
         self._worker_id = worker_id
@@ -62,6 +64,7 @@ class Election:
         self._clock = clock
         self._new_version = new_version
         self._on_change = on_change
+        self._instruments = instruments
         self._situation = (False, False)
         """As after the last turn: whether this worker leads, and whether the lock of another is stalled."""
         self._holder_said: str | None = None
@@ -94,6 +97,7 @@ class Election:
             return self._turn()
         finally:
             before, self._situation = self._situation, (self.is_leader(), self.lock_is_stalled())
+            self._instruments.leadership_checked(leads=self._situation[0])
             if self._situation != before:
                 self._on_change()
 

@@ -11,19 +11,22 @@ from __future__ import annotations
 import logging
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from kcl_host.config.settings import AssignmentSettings, LeaseSettings, WorkerMetricsSettings
 from kcl_host.coordination.election import Election
 from kcl_host.coordination.lease_watch import LeaseWatch
-from kcl_host.decisions.assignment import Move, is_balancing_pass, plan_assignment
+from kcl_host.decisions.assignment import AssignmentPlan, Move, is_balancing_pass, plan_assignment
 from kcl_host.decisions.renewal_watch import unproven_owners
+from kcl_host.decisions.table_migration import summarise_fleet
 from kcl_host.decisions.worker_activity import stale_workers
 from kcl_host.decisions.worker_silence import note_silence
 from kcl_host.errors import KclHostError, RetryLater
-from kcl_host.model.lease import Lease, WriteOutcome
-from kcl_host.model.worker import WorkerMetricStats
+from kcl_host.instruments import NOTHING, Instruments
+from kcl_host.model.lease import Lease, LeaseListing, WriteOutcome
+from kcl_host.model.worker import WorkerListing, WorkerMetricStats
 from kcl_host.ports import Clock, LeaseTable, WorkerReports
 
 _log = logging.getLogger(__name__)
@@ -65,6 +68,7 @@ class Assigner:
         on_assigned_to_self: Callable[[Lease, float], None],
         for_each: ForEach = one_by_one,
         on_listing: Callable[[Sequence[Lease]], object] = lambda leases: None,
+        instruments: Instruments = NOTHING,
     ) -> None:
         self._election = election
         self._lease_table = lease_table
@@ -78,6 +82,7 @@ class Assigner:
         self._on_assigned_to_self = on_assigned_to_self
         self._for_each = for_each
         self._on_listing = on_listing
+        self._instruments = instruments
         # A Java worker discovers a lease after half an interval, and renews it a third of the lease duration later.
         grace_s = max(0.0, assignment.interval_s - leases.failover_s)
         self._watch = LeaseWatch(lease_table, worker_id, leases, grace_s, clock)
@@ -112,7 +117,8 @@ class Assigner:
             if not is_asked_for and not self._is_pass_due():
                 self._watch.look()
             if is_asked_for or self._is_pass_due():
-                self._pass()
+                with self._instruments.assigning():
+                    self._pass()
                 self._failures = 0
             pause_s = self._pause_s()
         except KclHostError as error:
@@ -123,6 +129,7 @@ class Assigner:
             )
             self._regular_pass_s = -math.inf
             if self._failures >= FAILURES_BEFORE_RELEASE:
+                self._instruments.lead_given_up()
                 self._election.release(pause_s=self._assignment.interval_s)
             if not isinstance(error, RetryLater):
                 raise
@@ -140,6 +147,9 @@ class Assigner:
         return max(0.0, due_s - self._clock.monotonic())
 
     def _follow(self) -> float:
+        if self._led_before:
+            self._instruments.fleet_seen({}, unclaimed=0)
+        self._instruments.assignment_skipped(self._assignment.interval_s)
         self._led_before, self.active_workers = False, frozenset()
         if not self._election.lock_is_stalled():
             self._watch.forget()
@@ -156,8 +166,9 @@ class Assigner:
     def _pass(self) -> None:
         # What a read shows may be as old as its request: a lease has stood still until then, not until now.
         read_s = self._clock.monotonic()
-        listing = self._watch.scan_for_pass(read_s)
-        found = self._metrics_table.list_workers(listing)
+        with self._instruments.loading_leases():
+            listing = self._watch.scan_for_pass(read_s)
+            found = self._metrics_table.list_workers(listing)
         workers = found.workers
         self._on_listing(listing.leases)
         if listing.undecodable or found.undecodable:
@@ -178,18 +189,20 @@ class Assigner:
         unproven = unproven_owners(self._watch.tracked, self._watch.proven | {self._worker_id})
         balance = self._balance_due and not unproven
         no_targets = self._watch.suspects | self._silent.keys()
-        plan = plan_assignment(
-            self._watch.tracked,
-            [worker for worker in workers if worker.worker_id not in no_targets],
-            assignment=self._assignment,
-            leases=self._leases,
-            metrics=self._metrics,
-            now_s=read_s,
-            wall_s=wall_s,
-            balance=balance,
-            rng=self._rng,
-            newcomers=frozenset() if unproven else {worker.worker_id for worker in workers} - self._seen,
-        )
+        with self._instruments.planning(balance=balance):
+            plan = plan_assignment(
+                self._watch.tracked,
+                [worker for worker in workers if worker.worker_id not in no_targets],
+                assignment=self._assignment,
+                leases=self._leases,
+                metrics=self._metrics,
+                now_s=read_s,
+                wall_s=wall_s,
+                balance=balance,
+                rng=self._rng,
+                newcomers=frozenset() if unproven else {worker.worker_id for worker in workers} - self._seen,
+            )
+        self._tell(plan, listing, found, balance=balance)
         if not unproven:
             self._seen = frozenset(plan.active_workers)
         self._balance_due = self._balance_due and not balance
@@ -197,11 +210,30 @@ class Assigner:
         # One that leaves still gives leases away, and one that fails to measure itself still holds some.
         present = {*plan.active_workers, *plan.leaving_workers, *plan.failing_workers, *self._watch.suspects}
         self.active_workers = frozenset(present - self._silent.keys())
-        if not self._write(plan.moves):
+        with self._instruments.writing_assignments() as written:
+            written.success = self._write(plan.moves)
+        if not written.success:
             return
         self._watch.settle(read_s)
         self._delete_stale(workers, wall_s)
         self._regular_pass_s = self._clock.monotonic() + self._assignment.interval_s
+
+    def _tell(self, plan: AssignmentPlan, listing: LeaseListing, found: WorkerListing, *, balance: bool) -> None:
+        fleet = summarise_fleet(listing.leases, {"legacy": found}, self._clock.wall(), self._metrics)
+        self._instruments.planned(
+            total=plan.total_leases,
+            workers=len(plan.active_workers),
+            expired=plan.expired_leases,
+            spillover=plan.spillover,
+            rebalanced=plan.rebalanced_leases if balance else None,
+            failing_workers=len(plan.failing_workers),
+            invalid_workers=len(plan.invalid_workers),
+            undecodable=len(listing.undecodable),
+            support_code=fleet.support_code,
+        )
+        owners = Counter(lease.actual_owner for lease in listing.leases)
+        unclaimed = owners.pop(None, 0)
+        self._instruments.fleet_seen({str(owner): count for owner, count in owners.items()}, unclaimed)
 
     def _write(self, moves: Sequence[Move]) -> bool:
         """Writes what the lock allows, False when that is not all; raises the last error when all have been tried."""
@@ -230,6 +262,7 @@ class Assigner:
             self._for_each(write, moves[first : first + WRITES_AT_ONCE])
         self._watch.note_written(written)
         self._watch.note(refused)
+        self._instruments.assignments_written(failed=len(refused) + len(errors) + len(left_out))
         if left_out:
             _log.warning(
                 "the lock is too old, plan abandoned",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from kcl_host.config.settings import LeaseSettings
 from kcl_host.coordination.held_leases import HeldLease, HeldLeases
 from kcl_host.errors import KclHostError
+from kcl_host.instruments import NOTHING, Instruments
 from kcl_host.ports import Clock
 
 _log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class Renewal:
         clock: Clock,
         for_each: ForEach,
         on_handover: Callable[[HeldLease], None],
+        instruments: Instruments = NOTHING,
     ) -> None:
         self._held_leases = held_leases
         self._interval_s = settings.renewal_interval_s
@@ -42,27 +44,39 @@ class Renewal:
         self._clock = clock
         self._for_each = for_each
         self._on_handover = on_handover
+        self._instruments = instruments
         self._next_round_s = -math.inf
         # Filled by the threads of `for_each`, taken when they are done.
         self._busy: list[HeldLease] = []
         self._failed: list[HeldLease] = []
+        self._lost: list[HeldLease] = []
 
     def run_once(self) -> float:
         now_s = self._clock.monotonic()
         leases, self._failed = self._failed, []
         if now_s >= self._next_round_s:
-            leases, self._next_round_s = self._held_leases.all(), now_s + self._interval_s
+            self._next_round_s = now_s + self._interval_s
+            self._lost = []
+            with self._instruments.renewing_all() as round:
+                self._renew_all(self._held_leases.all())
+                round.success = not self._failed
+            self._instruments.leases_renewed(lost=len(self._lost), held=len(self._held_leases.all()))
+        else:
+            self._renew_all(leases)
+        now_s = self._clock.monotonic()
+        return max(0.0, min(self._next_round_s, now_s + RETRY_S if self._failed else math.inf) - now_s)
+
+    def _renew_all(self, leases: list[HeldLease]) -> None:
         self._for_each(lambda held: self._renew(held, 0.0), leases)
         busy, self._busy = self._busy, []
         self._for_each(lambda held: self._renew(held, self._patience_s), busy)
         self._failed += self._busy
         self._busy = []
-        now_s = self._clock.monotonic()
-        return max(0.0, min(self._next_round_s, now_s + RETRY_S if self._failed else math.inf) - now_s)
 
     def _renew(self, held: HeldLease, wait_s: float) -> None:
         try:
-            outcome = self._held_leases.renew(held, wait_s)
+            with self._instruments.renewing():
+                outcome = self._held_leases.renew(held, wait_s)
         except KclHostError as error:
             self._failed.append(held)
             _log.warning(
@@ -72,5 +86,7 @@ class Renewal:
             return
         if outcome == "busy":
             self._busy.append(held)
+        elif outcome == "lost":
+            self._lost.append(held)
         elif outcome == "renewed" and held.lease.is_handover_pending:
             self._on_handover(held)

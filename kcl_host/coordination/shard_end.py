@@ -10,6 +10,7 @@ import msgspec
 
 from kcl_host.decisions.rng import Rng
 from kcl_host.decisions.shard_end import GIVE_UP_PROBABILITY, ShardEndReason, keys_to_read, plan_shard_end
+from kcl_host.instruments import NOTHING, Instruments
 from kcl_host.model.lease import Lease
 from kcl_host.model.shard import ChildShard
 from kcl_host.ports import LeaseTable
@@ -43,9 +44,10 @@ class ShardEndPrepared(msgspec.Struct, frozen=True, kw_only=True):
 class ShardEnd:
     """Creates the leases of child shards, then notes their ids on the parent's row (spec shard-sync 4.2)."""
 
-    def __init__(self, lease_table: LeaseTable, rng: Rng) -> None:
+    def __init__(self, lease_table: LeaseTable, rng: Rng, instruments: Instruments = NOTHING) -> None:
         self._lease_table = lease_table
         self._rng = rng
+        self._instruments = instruments
 
     def prepare(self, lease: Lease, child_shards: Sequence[ChildShard]) -> ShardEndPrepared:
         """`lease` must still be held; the caller looks first. Safe to repeat after any error, which passes through."""
@@ -53,7 +55,11 @@ class ShardEnd:
         rows = {key: row for key, row in read.items() if row is not None}
         plan = plan_shard_end(lease, child_shards, rows, give_up=self._rng.random() < GIVE_UP_PROBABILITY)
 
-        created = tuple(child.lease_key for child in plan.create if self._lease_table.create(child))
+        created = tuple(child.lease_key for child in plan.create if self._create(child))
+        if plan.reason == "malformed_merge":
+            self._instruments.merge_parent_missing()
+        elif plan.reason == "merge_parent_without_lease":
+            self._instruments.merge_parent_lease_missing()
         if created:
             _log.info(
                 "child leases created",
@@ -64,3 +70,7 @@ class ShardEnd:
         ):
             return ShardEndPrepared(outcome="lost", reason="lease_row_gone", created=created)
         return ShardEndPrepared(outcome=plan.outcome, reason=plan.reason, created=created)
+
+    def _create(self, child: Lease) -> bool:
+        with self._instruments.creating_lease("ShutdownTask", child):
+            return self._lease_table.create(child)

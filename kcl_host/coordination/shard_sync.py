@@ -13,6 +13,7 @@ import msgspec
 from kcl_host.config.settings import ShardSyncSettings
 from kcl_host.decisions.shard_sync import ShardSyncPlan, SyncError, bootstrap_filter, plan_shard_sync
 from kcl_host.errors import RetryLater, StreamNotFound
+from kcl_host.instruments import NOTHING, Instruments
 from kcl_host.model.lease import LeaseListing
 from kcl_host.model.sequence import InitialPosition
 from kcl_host.model.shard import Shard, StreamIdentifier
@@ -68,6 +69,7 @@ class ShardSync:
         settings: ShardSyncSettings,
         sleep: Callable[[float], object] = time.sleep,
         new_lock: NewLock = threading.Lock,
+        instruments: Instruments = NOTHING,
     ) -> None:
         self._stream = stream
         self._lease_table = lease_table
@@ -76,6 +78,7 @@ class ShardSync:
         self._settings = settings
         self._sleep = sleep
         self._one_at_a_time = new_lock()
+        self._instruments = instruments
 
     def __repr__(self) -> str:
         return f"<ShardSync {self._identifier}>"
@@ -86,7 +89,7 @@ class ShardSync:
         After an error in the middle the older leases stand, and the next pass adds the rest.
         """
         # Held across the requests on purpose: two passes at once would do the same work twice.
-        with self._one_at_a_time:
+        with self._one_at_a_time, self._instruments.syncing_shards():
             plan = self._bootstrap() if self._lease_table.is_empty() else self._incremental()
             if plan.error is not None:
                 raise ShardSyncFailed(self._identifier, plan)
@@ -132,7 +135,9 @@ class ShardSync:
         created = []
         for creation in plan.create:
             lease = creation.lease
-            if self._lease_table.create(lease):
+            with self._instruments.creating_lease("ShardSyncTask", lease):
+                is_new = self._lease_table.create(lease)
+            if is_new:
                 created.append(lease.lease_key)
                 _log.info(
                     "lease created",

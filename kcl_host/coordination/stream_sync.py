@@ -19,6 +19,7 @@ from kcl_host.coordination.shard_sync import ShardSync, ShardSyncFailed
 from kcl_host.coordination.streams import OpenStream, Streams
 from kcl_host.decisions.stream_tracking import earlier_namesakes, identify, plan_streams
 from kcl_host.errors import KclHostError, StreamNotFound
+from kcl_host.instruments import NOTHING, Instruments
 from kcl_host.model.lease import LeaseListing
 from kcl_host.model.shard import StreamIdentifier
 from kcl_host.ports import Clock, LeaseTable, NewLock
@@ -44,6 +45,7 @@ class StreamSync:
         on_created: Callable[[], None] = lambda: None,
         sleep: Callable[[float], object] = time.sleep,
         new_lock: NewLock = threading.Lock,
+        instruments: Instruments = NOTHING,
     ) -> None:
         self._streams = streams
         self._lease_table = lease_table
@@ -53,6 +55,7 @@ class StreamSync:
         self._on_created = on_created
         self._sleep = sleep
         self._new_lock = new_lock
+        self._instruments = instruments
         self._one_at_a_time = new_lock()
         self._tracked: frozenset[StreamIdentifier] = frozenset()
         self._former: dict[StreamIdentifier, float] = {}
@@ -80,6 +83,7 @@ class StreamSync:
                 self._settings.shard_sync,
                 sleep=self._sleep,
                 new_lock=self._new_lock,
+                instruments=self._instruments,
             )
         return sync
 
@@ -154,6 +158,8 @@ class StreamSync:
         synced = {stream: created for stream, created in results.items() if created is not None}
         self._tracked |= synced.keys()
         all_deleted = all([self._delete_leases(stream) for stream in plan.delete])
+        self._instruments.streams_tracked(active=len(self._tracked), pending_deletion=len(self._former))
+        self._instruments.streams_deleted(deleted=len(plan.delete), of_which_gone=len(gone & frozenset(plan.delete)))
         is_done = all_deleted and len(synced) == len(results) and None not in given.values()
         self._next_look_s = self._clock.monotonic() + (LOOK_S if is_done else AGAIN_S)
         return sum(synced.values())

@@ -31,6 +31,7 @@ from kcl_host.decisions.table_migration import (
     summarise_fleet,
     unmovable,
 )
+from kcl_host.instruments import NOTHING, Instruments
 from kcl_host.model.lease import Lease
 from kcl_host.model.state import TableMigrationState
 from kcl_host.ports import Clock, NewLock, TableMigrationItems
@@ -60,6 +61,7 @@ class TableMigration:
         settings: Settings,
         clock: Clock,
         new_lock: NewLock = threading.Lock,
+        instruments: Instruments = NOTHING,
     ) -> None:
         self._items = items
         self._metrics = metrics
@@ -69,6 +71,7 @@ class TableMigration:
         self._settings = settings
         self._clock = clock
         self._lock = new_lock()
+        self._instruments = instruments
         self._summary: FleetSummary | None = None
         self._item: TableMigrationState | None = None
         self._said = ""
@@ -78,6 +81,18 @@ class TableMigration:
         if self._format.live != "COMPLETE":
             found, wall_s = self._metrics.found, self._clock.wall()
             self._summary = summarise_fleet(leases, found, wall_s, self._settings.worker_metrics)
+            self._tell(self._summary)
+        else:
+            self._instruments.table_migration_seen("COMPLETE")
+
+    def _tell(self, fleet: FleetSummary) -> None:
+        self._instruments.table_migration_seen(None if self._item is None else self._item.status)
+        moved = len(fleet.reporting_owners - fleet.active_in_own_table)
+        self._instruments.table_migration_workers(
+            before=len(fleet.lease_owners - fleet.supporting_owners),
+            phase_1=max(0, len(fleet.supporting_owners) - moved),
+            phase_2=moved,
+        )
 
     def look(self) -> None:
         """Reads the item and follows it. Who has just come to lead must do so before anything else.
@@ -87,7 +102,8 @@ class TableMigration:
         """
         with self._lock:
             if self._format.live != "COMPLETE":
-                self._item = self._items.read()
+                with self._instruments.following_table_migration():
+                    self._item = self._items.read()
                 self._follow(None if self._item is None else self._item.status)
 
     def _follow(self, status: str | None) -> None:

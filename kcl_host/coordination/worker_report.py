@@ -11,6 +11,7 @@ from typing import Final
 from kcl_host.config.settings import WorkerMetricsSettings
 from kcl_host.decisions.worker_activity import LEAVING
 from kcl_host.errors import RetryLater, TwinWorker
+from kcl_host.instruments import NOTHING, Instruments
 from kcl_host.model.worker import WorkerMetricStats
 from kcl_host.ports import Clock, NewLock, WorkerReports
 
@@ -34,12 +35,14 @@ class WorkerReport:
         clock: Clock,
         averages: Callable[[], dict[str, float]],
         new_lock: NewLock = threading.Lock,
+        instruments: Instruments = NOTHING,
     ) -> None:
         self._table = table
         self._worker_id = worker_id
         self._settings = settings
         self._clock = clock
         self._averages = averages
+        self._instruments = instruments
         self._lock = new_lock()
         self._values: dict[str, deque[float]] = {}
         self._has_unwritten_values = False
@@ -61,7 +64,8 @@ class WorkerReport:
                 for name, value in self._averages().items():
                     self._values.setdefault(name, deque(maxlen=self._settings.persisted_values)).append(value)
                 self._has_unwritten_values = True
-            twin_update_s = self._put(int(self._clock.wall()))
+            with self._instruments.reporting_load():
+                twin_update_s = self._put(int(self._clock.wall()))
             self._has_unwritten_values = False
             if twin_update_s is not None:
                 self._give_way(twin_update_s)

@@ -103,13 +103,15 @@ class FleetSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What the leader's assignment pass saw of the fleet; ids of workers.
 
     `lease_owners` includes those whose leases have expired, as in Java. `reporting_owners` are those of them with fresh
-    metrics in either place. `support_code` is the least of all owners, 0 without owners.
+    metrics in either place, `supporting_owners` those whose code is not 0. `support_code` is the least of all owners, 0
+    without owners.
     """
 
     lease_owners: frozenset[str]
     reporting_owners: frozenset[str]
     active_in_own_table: frozenset[str]
     support_code: int
+    supporting_owners: frozenset[str] = frozenset()
 
     @property
     def has_moved(self) -> bool:
@@ -123,13 +125,15 @@ def summarise_fleet(
     """`found` is what each place holds; `wall_s` epoch seconds. Source: spec migration 2.4, coordination 3.3, 3.6."""
     owners = frozenset(lease.lease_owner for lease in leases if lease.lease_owner)
     rows = [row for listing in found.values() for row in listing.workers]
+    codes = {owner: _support_code(owner, rows, wall_s, settings) for owner in owners}
     active = frozenset(row.worker_id for row in rows if is_reporting(row, wall_s, settings))
     in_own_table = found["legacy"].workers if "legacy" in found else ()
     return FleetSummary(
         lease_owners=owners,
         reporting_owners=owners & active,
         active_in_own_table=frozenset(row.worker_id for row in in_own_table if is_reporting(row, wall_s, settings)),
-        support_code=min((_support_code(owner, rows, wall_s, settings) for owner in owners), default=0),
+        support_code=min(codes.values(), default=0),
+        supporting_owners=frozenset(owner for owner, code in codes.items() if code),
     )
 
 

@@ -59,6 +59,7 @@ class Engines:
             f"kinesisEndpoint = {self.kinesis_endpoint}",
             f"dynamoDBEndpoint = {self.dynamodb_endpoint}",
             f"regionName = {REGION}",
+            "metricsLevel = NONE",  # There is no CloudWatch here.
         ]
 
     def environment(self) -> dict[str, str]:

@@ -82,12 +82,14 @@ class LoadSampler:
         root: Path = Path("/"),
         now_s: Callable[[], float] = time.monotonic,
         fetch: Fetch = fetch_link_local,
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self._interval_s = settings.capture_interval_s
         self._sources = select_sources(settings, environ, root, now_s, fetch) if sys.platform == "linux" else {}
         self._lock = threading.Lock()
         self._values: dict[str, deque[float]] = {metric: deque(maxlen=SAMPLES) for metric in self._sources}
         self._failing: set[str] = set()
+        self._on_failure = on_failure
 
     def __repr__(self) -> str:
         sources = {metric: type(source).__name__ for metric, source in self._sources.items()}
@@ -129,6 +131,7 @@ class LoadSampler:
                 facts = {"action": "load_failed", "metric": metric, "error": repr(error)}
                 _log.warning("worker metric failed; a whole report without it keeps new leases away", extra=facts)
             self._failing.add(metric)
+            self._on_failure()
             return
         self._values[metric].append(value)
         if metric in self._failing:

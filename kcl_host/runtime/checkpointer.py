@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from kcl_host.coordination.held_leases import CheckpointOutcome, HeldLease, HeldLeases
 from kcl_host.decisions import checkpoint as checkpoints
+from kcl_host.instruments import NOTHING, ShardInstruments
 from kcl_host.model.lease import Lease
 from kcl_host.model.sequence import ExtendedSequenceNumber, PreparedCheckpoint
 from kcl_host.multilang.dialogue import CheckpointRequested, PrepareCheckpointRequested
@@ -25,12 +26,14 @@ class Checkpointer:
         checkpoint: ExtendedSequenceNumber,
         log: logging.LoggerAdapter[logging.Logger],
         on_written: Callable[[], None],
+        instruments: ShardInstruments | None = None,
     ) -> None:
         self.log = log
         self._held = held
         self._held_leases = held_leases
         self._positions = checkpoints.started(checkpoint)
         self._on_written = on_written
+        self._instruments = instruments or NOTHING.of_shard(held.lease.shard_id, held.lease.stream_name)
 
     def __repr__(self) -> str:
         return f"<Checkpointer {self._held.lease_key} last={self.last} of {self._positions.largest_permitted}>"
@@ -98,7 +101,9 @@ class Checkpointer:
         self.log.info("lease is handed over with records after its checkpoint delivered", extra=extra)
 
     def _prepare(self, position: ExtendedSequenceNumber, state: bytes | None) -> str | None:
-        outcome = self._held_leases.prepare_checkpoint(self._held, position, state)
+        with self._instruments.updating_lease(shard_end=position.is_shard_end) as update:
+            outcome = self._held_leases.prepare_checkpoint(self._held, position, state)
+            update.success = outcome.error in (None, "ShutdownException")
         if outcome.error is not None:
             return self._failed("checkpoint not prepared", "checkpoint_failed", outcome)
         self.log.debug(
@@ -107,7 +112,9 @@ class Checkpointer:
         return None
 
     def _write(self, position: ExtendedSequenceNumber) -> str | None:
-        outcome = self._held_leases.checkpoint(self._held, position)
+        with self._instruments.updating_lease(shard_end=position.is_shard_end) as update:
+            outcome = self._held_leases.checkpoint(self._held, position)
+            update.success = outcome.error in (None, "ShutdownException")
         if outcome.error is not None:
             return self._failed("checkpoint failed", "checkpoint_failed", outcome)
         self._positions = checkpoints.written(self._positions, position)

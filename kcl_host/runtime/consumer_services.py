@@ -12,6 +12,7 @@ from kcl_host.coordination.departure import Departure
 from kcl_host.coordination.held_leases import HeldLease, HeldLeases
 from kcl_host.coordination.lease_cleanup import LeaseCleanup
 from kcl_host.coordination.shard_end import ShardEnd
+from kcl_host.instruments import NOTHING, Instruments, ShardInstruments
 from kcl_host.model.sequence import ExtendedSequenceNumber
 from kcl_host.multilang.dialogue import CheckpointRequested
 from kcl_host.ports import Clock, LeaseTable, Threads
@@ -50,7 +51,7 @@ class ConsumerServices:
     clock: Clock
     rng: random.Random
     threads: Threads
-    new_source: Callable[[HeldLease, Handoff], RecordSource]
+    new_source: Callable[[HeldLease, Handoff, ShardInstruments], RecordSource]
     start_source: Callable[[str, Callable[[], float | None]], Turns]
     start_session: Callable[[HeldLease, Callable[[CheckpointRequested], str | None]], ChildSession]
     """Starts a child and the dialogue with it; the second argument answers its checkpoint requests."""
@@ -58,3 +59,4 @@ class ConsumerServices:
     """A bug, or a child's failure under childFailurePolicy = exit: the worker has to stop."""
     on_shard_end: Callable[[HeldLease], None]
     """The row says SHARD_END: the children of the shard may start."""
+    instruments: Instruments = NOTHING

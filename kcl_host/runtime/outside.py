@@ -22,6 +22,7 @@ from kcl_host.coordination.streams import OpenStream, StreamAccess
 from kcl_host.log import CHILD, bind
 from kcl_host.observe.load import LoadSampler
 from kcl_host.ports import Child, Clock, LeaseTable, Threads
+from kcl_host.runtime.metrics import NO_METRICS, Metrics, metrics_of
 from kcl_host.runtime.services import lease_table_of, metadata_tables_of, stream_of
 from kcl_host.runtime.threads import SystemThreads
 
@@ -48,6 +49,7 @@ class Outside:
     """Average of each metric since the last call, by short name."""
     start_child: Callable[[str, OpenStream], Child]
     """Starts the child of a shard of that stream; raises ChildStartFailed."""
+    metrics: Metrics = NO_METRICS
     close_streams: Callable[[], None] = lambda: None
     """Breaks off whatever read of a stream may wait long."""
     read_streams: Callable[[], tuple[StreamSettings, ...] | None] = lambda: None
@@ -64,9 +66,9 @@ def connect(
 ) -> Outside:
     """AWS, child processes and threads. Raises ConfigurationError, AccessError as `clients_for` does."""
     clients = clients_for(settings)
-    sampler = LoadSampler(settings.worker_metrics)
-
     threads = SystemThreads(pool_size=max(settings.lease.max_renewal_threads // 4, 2))
+    metrics = metrics_of(settings, clients, clock, threads.lock)
+    sampler = LoadSampler(settings.worker_metrics, on_failure=metrics.instruments.sampling_failed)
     streams = _Streams(settings, clients.kinesis, threads, rng)
 
     def start(shard_id: str, stream: OpenStream) -> Child:
@@ -92,6 +94,7 @@ def connect(
         return child
 
     return Outside(
+        metrics=metrics,
         clock=clock,
         rng=rng,
         new_id=lambda: str(uuid.uuid4()),

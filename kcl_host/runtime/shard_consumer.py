@@ -56,7 +56,8 @@ class ShardConsumer:
             max_bytes=retrieval.max_pending_bytes,
             new_signal=services.threads.signal,
         )
-        self._source = services.new_source(held, self.handoff)
+        self._instruments = services.instruments.of_shard(lease.shard_id, lease.stream_name)
+        self._source = services.new_source(held, self.handoff, self._instruments)
         self._source_turns: Turns | None = None
         self._wake = services.threads.event()
         self._session: ChildSession | None = None
@@ -271,14 +272,20 @@ class ShardConsumer:
     def _start_child(self, row: Lease, checkpoint: ExtendedSequenceNumber) -> None:
         self._child_state = "STARTING"
         checkpointer = Checkpointer(
-            self.held, self._services.held_leases, checkpoint, self._shard_log, self._checkpoint_moved
+            self.held,
+            self._services.held_leases,
+            checkpoint,
+            self._shard_log,
+            self._checkpoint_moved,
+            self._instruments,
         )
         session = self._services.start_session(self.held, checkpointer.answer)
         self._session, self._checkpointer = session, checkpointer
         self._log = checkpointer.log = bind(self._shard_log, child_pid=session.pid)
         if self._kill_requested:
             session.kill()
-        session.initialize(row.shard_id, checkpoint, checkpointer.report_pending(row))
+        with self._services.instruments.initializing():
+            session.initialize(row.shard_id, checkpoint, checkpointer.report_pending(row))
         self._child_state = "RUNNING"
         self._log.info("child initialized", extra={"action": "child_initialized", "checkpoint": str(checkpoint)})
 
@@ -308,7 +315,8 @@ class ShardConsumer:
         if not self._services.held_leases.is_held(self.held):
             self.stop(ShutdownReason.LEASE_LOST)
             return 0.0
-        self._deliver(batch)
+        with self._instruments.task(batch):
+            self._deliver(batch)
         if batch.shard_end:
             self._at_shard_end, self._child_shards = True, batch.child_shards
             self._on(ConsumerEvent.SHARD_END)
@@ -321,7 +329,8 @@ class ShardConsumer:
             if records:
                 self._checkpointer.deliver(records[-1].position)
             self.held.record_payload(batch.payload_bytes)
-            self._session.process_records(records, batch.millis_behind_latest)
+            with self._instruments.delivering(len(records), batch.payload_bytes):
+                self._session.process_records(records, batch.millis_behind_latest)
             self._records += len(records)
             self._payload_bytes += batch.payload_bytes
         self._millis_behind_latest = batch.millis_behind_latest
@@ -374,7 +383,8 @@ class ShardConsumer:
             self._log.warning("lease lost", extra=extra)
         if self._session is not None:
             try:
-                self._session.lease_lost()
+                with self._services.instruments.shutting_down():
+                    self._session.lease_lost()
             except ChildError as error:
                 self._child_is_gone(error)
         self._end_child()
@@ -418,7 +428,8 @@ class ShardConsumer:
         assert self._checkpointer is not None and self._session is not None
         self._checkpointer.enter_shard_end()
         try:
-            self._session.shard_ended()
+            with self._services.instruments.shutting_down():
+                self._session.shard_ended()
         except ChildError as error:
             if not self._checkpointer.last.is_shard_end:
                 raise
@@ -511,6 +522,7 @@ class ShardConsumer:
         The source's thread ends by itself: it may be in a read that takes long, and whatever that brings is refused.
         """
         self._end_child()
+        self._instruments.end()
         self.handoff.close()
         if self._source_turns is not None:
             self._source_turns.stop()

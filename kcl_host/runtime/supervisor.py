@@ -42,9 +42,11 @@ from kcl_host.errors import (
     Throttled,
     TwinWorker,
 )
+from kcl_host.instruments import ShardInstruments
 from kcl_host.log import CHILD, bind
 from kcl_host.model.lease import Lease
 from kcl_host.multilang.dialogue import CheckpointRequested, Dialogue
+from kcl_host.observe.measured import MeasuredStream
 from kcl_host.ports import Mailbox
 from kcl_host.retrieval.fanout import FanoutSource
 from kcl_host.retrieval.handoff import Handoff
@@ -63,6 +65,8 @@ LAST_TURN_S: Final = 1.0
 STREAM_READY: Final = ("ACTIVE", "UPDATING")
 SLOW_TASK_CHECK_S: Final = 1.0
 """Java looks as often, and warns each time."""
+FLUSH_S: Final = 3.0
+"""So long the stop waits for the last metrics."""
 JOIN_S: Final = 5.0
 """So long the process waits at its end for requests that are under way, all together."""
 
@@ -126,9 +130,13 @@ class Supervisor:
             try:
                 if self._start():
                     self._phase = "RUNNING"
+                    self._outside.metrics.instruments.started(success=True)
+                    self._outside.metrics.instruments.first_leases_read(success=True)
                     failure = self._watch()
             except Exception as error:
                 failure = error  # What was started must be stopped in order all the same.
+                if self._phase == "STARTING":
+                    self._outside.metrics.instruments.started(success=False)
             self._phase = "STOPPING"
             exceeded = self._drain(
                 give_away=not isinstance(failure, TwinWorker), name_owners=not isinstance(failure, FleetRolledBack)
@@ -148,14 +156,14 @@ class Supervisor:
 
     def _wire(self) -> None:
         settings, outside, worker_id = self._settings, self._outside, self._settings.worker_id
-        clock, rng, threads = outside.clock, outside.rng, outside.threads
+        clock, rng, threads, instruments = outside.clock, outside.rng, outside.threads, outside.metrics.instruments
         self._lease_table = outside.lease_table
         self._streams = Streams(settings, outside.open_stream, threads.lock)
         tables, format = outside.metadata_tables, Format()
         coordinator_table, metrics_table = CoordinatorItems(tables, format), WorkerMetrics(tables, format)
         self._metadata = Metadata(self._lease_table, tables, coordinator_table, format, settings, clock, rng)
         self._report = WorkerReport(
-            metrics_table, worker_id, settings.worker_metrics, clock, outside.drain_load, threads.lock
+            metrics_table, worker_id, settings.worker_metrics, clock, outside.drain_load, threads.lock, instruments
         )
         self._election = Election(
             coordinator_table,
@@ -165,9 +173,18 @@ class Supervisor:
             outside.new_id,
             threads.lock,
             on_change=self._wake_leader,
+            instruments=instruments,
         )
         self._table_migration = TableMigration(
-            tables.migration, metrics_table, self._election, format, worker_id, settings, clock, threads.lock
+            tables.migration,
+            metrics_table,
+            self._election,
+            format,
+            worker_id,
+            settings,
+            clock,
+            threads.lock,
+            instruments,
         )
         self._held_leases = HeldLeases(
             self._lease_table,
@@ -191,6 +208,7 @@ class Supervisor:
             on_assigned_to_self=self._assigned_to_self,
             on_listing=self._table_migration.note,
             for_each=threads.for_each,
+            instruments=instruments,
         )
         self._departure = Departure(
             self._lease_table, metrics_table, worker_id, settings, clock, doubtful=self._assigner.doubtful_workers
@@ -204,6 +222,7 @@ class Supervisor:
             clock,
             is_alone=lambda: self._assigner.active_workers == {worker_id},
             on_found=lambda held: self._events.put(Event("found", held)),
+            instruments=instruments,
         )
         self._renewal = Renewal(
             self._held_leases,
@@ -211,6 +230,7 @@ class Supervisor:
             clock,
             for_each=threads.for_each,
             on_handover=lambda held: self._events.put(Event("handover", held)),
+            instruments=instruments,
         )
         self._stream_sync = StreamSync(
             self._streams,
@@ -221,19 +241,25 @@ class Supervisor:
             on_created=self._wake_leader,
             sleep=threads.event().wait,
             new_lock=threads.lock,
+            instruments=instruments,
         )
         self._cleanup = LeaseCleanup(
             lambda lease: self._streams.of_lease(lease).stream, self._lease_table, settings.shard_sync, clock
         )
         self._auditor = Auditor(
-            self._stream_sync, self._lease_table, settings.shard_sync, clock, is_leader=self._election.is_leader
+            self._stream_sync,
+            self._lease_table,
+            settings.shard_sync,
+            clock,
+            is_leader=self._election.is_leader,
+            instruments=instruments,
         )
         services = ConsumerServices(
             settings=settings,
             lease_table=self._lease_table,
             held_leases=self._held_leases,
             departure=self._departure,
-            shard_end=ShardEnd(self._lease_table, rng),
+            shard_end=ShardEnd(self._lease_table, rng, instruments),
             lease_cleanup=self._cleanup,
             clock=clock,
             rng=rng,
@@ -243,6 +269,7 @@ class Supervisor:
             start_session=self._start_session,
             on_fatal=self._fatal,
             on_shard_end=lambda held: self._events.put(Event("shard_ended", held)),
+            instruments=instruments,
         )
         self._consumers = ShardConsumers(
             settings,
@@ -253,10 +280,10 @@ class Supervisor:
             on_shard_end=lambda: self._periodics["lead"].poke(),
         )
 
-    def _new_source(self, held: HeldLease, handoff: Handoff) -> RecordSource:
+    def _new_source(self, held: HeldLease, handoff: Handoff, instruments: ShardInstruments) -> RecordSource:
         stream = self._streams.of_lease(held.lease)
         new: Callable[..., RecordSource] = (
-            partial(PollingSource, stream.stream)
+            partial(PollingSource, MeasuredStream(stream.stream, instruments))
             if stream.access.subscriber is None
             else partial(FanoutSource, stream.access.subscriber)
         )
@@ -315,7 +342,7 @@ class Supervisor:
         for step in (
             self._find_streams,
             self._find_consumers,
-            self._metadata.prepare,
+            self._prepare_metadata,
             self._report.run_once,
             self._election.run_once,
         ):
@@ -326,6 +353,8 @@ class Supervisor:
         self._periodic("report", self._report.run_once, first_in_s=report_s, fatal=(TwinWorker,))
         self._periodic("election", self._election.run_once, first_in_s=heartbeat_s)
         self._periodic("renewal", self._renewal.run_once)
+        if (publish := self._outside.metrics.publish) is not None:
+            self._periodic("metrics", publish, first_in_s=self._settings.metrics.buffer_time_s, daemon=True)
         if not self._retrying(self._lead):
             return False
         self._periodic("lead", self._lead, first_in_s=self._lead_again_s, fatal=(MetadataConflict,))
@@ -410,6 +439,10 @@ class Supervisor:
             raise NotYet(f"stream {summary.name} is {summary.status}, waiting until it is ACTIVE")
         self._streams.note_created(summary.name, summary.creation_s)
 
+    def _prepare_metadata(self) -> None:
+        with self._outside.metrics.instruments.table_status_found():
+            self._metadata.prepare()
+
     def _find_consumers(self) -> None:
         """Before any lease is taken up: a registration may take a while, and no shard can be read without it.
 
@@ -476,9 +509,16 @@ class Supervisor:
         *,
         first_in_s: float = 0.0,
         fatal: tuple[type[Exception], ...] = (),
+        daemon: bool = False,
     ) -> None:
         self._periodics[name] = Periodic(
-            name, run_once, threads=self._outside.threads, on_fatal=self._fatal, first_in_s=first_in_s, fatal=fatal
+            name,
+            run_once,
+            threads=self._outside.threads,
+            on_fatal=self._fatal,
+            first_in_s=first_in_s,
+            fatal=fatal,
+            daemon=daemon,
         ).start()
 
     # Run
@@ -562,6 +602,15 @@ class Supervisor:
                 write = partial(self._lease_table.assign, to=to[lease.lease_key]) if lease.lease_key in to else None
                 _attempt("pass on a late arrival", partial(write or self._lease_table.evict, lease))
 
+    def _flush_metrics(self) -> None:
+        """On a thread that nobody waits for longer: a request under way may take its time."""
+
+        def flush() -> None:
+            self._outside.metrics.flush(FLUSH_S)
+
+        if self._settings.metrics.level != "NONE":
+            self._outside.threads.start("last-metrics", flush, daemon=True).join(FLUSH_S)
+
     def _stop_threads(self, join_s: float) -> None:
         self._consumers.stop(
             ShutdownReason.LEASE_LOST
@@ -572,6 +621,8 @@ class Supervisor:
         for periodic in self._periodics.values():
             periodic.join(max(0.0, deadline_s - self._clock.monotonic()))
         self._outside.close_streams()
+        if join_s:
+            self._flush_metrics()
         self._outside.threads.close()
 
 

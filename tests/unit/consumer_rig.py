@@ -22,6 +22,7 @@ from kcl_host.coordination.departure import Departure
 from kcl_host.coordination.held_leases import HeldLease, HeldLeases
 from kcl_host.coordination.lease_cleanup import LeaseCleanup
 from kcl_host.coordination.shard_end import ShardEnd
+from kcl_host.instruments import ShardInstruments
 from kcl_host.log import bind
 from kcl_host.model.lease import Lease
 from kcl_host.model.sequence import AT_TRIM_HORIZON, TRIM_HORIZON, InitialPosition
@@ -134,7 +135,7 @@ class Rig:
 
     # Wiring
 
-    def _new_source(self, held: HeldLease, handoff: Handoff) -> PollingSource:
+    def _new_source(self, held: HeldLease, handoff: Handoff, instruments: ShardInstruments) -> PollingSource:
         settings = self._settings
         return PollingSource(
             self.stream, SHARD, handoff, settings.retrieval, settings.initial_position, self.clock, random.Random(0)

@@ -44,7 +44,7 @@ def test_a_good_file_is_shown_with_origins_and_exit_0(option: tuple[str, ...]) -
     assert (result.exit_code, result.stderr) == (0, "")
     assert row(result.stdout, "maxRecords") == "maxRecords 1000 line 9 used"
     assert row(result.stdout, "retrievalMode") == "retrievalMode POLLING (maxRecords is set) derived used"
-    assert row(result.stdout, "metricsLevel") == "metricsLevel SUMMARY line 13 not yet"
+    assert row(result.stdout, "metricsLevel") == "metricsLevel SUMMARY line 13 used"
     assert "warning: " in result.stdout
     assert "taskBackoffTimeMillis" not in result.stdout
 

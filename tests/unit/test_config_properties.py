@@ -103,7 +103,6 @@ def test_an_old_file_with_names_of_sdk_v1_runs_with_warnings_and_passes_the_stri
     assert loaded.settings.worker_id == "click-1"
     assert [(f.key, f.line) for f in loaded.findings] == [
         ("AWSCredentialsProvider", 5),
-        ("metricsLevel", 13),
         ("userAgent", 14),
     ]
 
