@@ -287,8 +287,8 @@ class Subscription(Protocol):
 class Subscriber(Protocol):
     """The registered consumer of one stream."""
 
-    def prepare(self) -> None:
-        """Finds or registers the consumer."""
+    def prepare(self, stream_arn: str | None = None) -> None:
+        """Finds or registers the consumer. With `stream_arn` it does not wait when limited, but raises Throttled."""
 
     def subscribe(self, shard_id: str, position: IteratorPosition) -> Subscription:
         """Returns once the service has accepted.

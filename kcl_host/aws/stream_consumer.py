@@ -2,7 +2,9 @@
 
 It is never deregistered: other workers of the application use it, as Java's do. Found once and shared by all shards.
 Source: KCL 3.5.1 FanOutConsumerRegistration; spec retrieval 4.1. Where we differ: a registration that is limited waits
-too before it is tried again (5 a second for the whole account), and one DescribeStreamSummary does.
+too before it is tried again (5 a second for the whole account), one DescribeStreamSummary does, and none is made at the
+start, when the ARN of the stream is known. A start does not wait in here for a limited account: it is repeated
+(decisions/start_pacing.py).
 """
 
 from __future__ import annotations
@@ -52,6 +54,8 @@ class StreamConsumer:
         self._resource = Resource("kinesis", stream_name)
         self._lock = threading.Lock()
         self._arn: str | None = None
+        self._is_patient = True
+        """Whether a request that is limited is made again in here."""
 
     def __repr__(self) -> str:
         return f"<StreamConsumer {self._arn or self._settings.consumer_arn or self._settings.consumer_name}>"
@@ -65,6 +69,16 @@ class StreamConsumer:
             if self._arn is None:
                 self._arn = self._settings.consumer_arn or self._find()
             return self._arn
+
+    def prepare(self, stream_arn: str | None = None) -> None:
+        """As `arn`. A host that starts knows `stream_arn`: then a request that is limited is not made again in here."""
+        with self._lock:
+            if self._arn is None:
+                self._is_patient = stream_arn is None
+                try:
+                    self._arn = self._settings.consumer_arn or self._find(stream_arn)
+                finally:
+                    self._is_patient = True
 
     def is_there(self, arn: str) -> bool:
         """Whether a consumer that a subscription did not find exists, after all; False: another one has its place now.
@@ -92,8 +106,8 @@ class StreamConsumer:
 
     # Under the lock
 
-    def _find(self) -> str:
-        stream_arn, name = self._stream_arn(), self._settings.consumer_name or ""
+    def _find(self, stream_arn: str | None = None) -> str:
+        stream_arn, name = stream_arn or self._stream_arn(), self._settings.consumer_name or ""
 
         def describe() -> Any:
             return self._describe(StreamARN=stream_arn, ConsumerName=name)
@@ -146,7 +160,7 @@ class StreamConsumer:
             try:
                 return request()
             except Throttled:
-                if attempt == attempts:
+                if attempt == attempts or not self._is_patient:
                     raise
                 self._sleep(self._settings.registration_backoff_s + JITTER_S * self._jitter())
         raise AssertionError("there is at least one attempt")

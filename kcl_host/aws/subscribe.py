@@ -83,9 +83,9 @@ class Subscriber:
     def __repr__(self) -> str:
         return f"<Subscriber {self._resource} by {self._consumer!r}>"
 
-    def prepare(self) -> None:
-        """Finds or registers the consumer. Raises as StreamConsumer.arn."""
-        self._consumer.arn()
+    def prepare(self, stream_arn: str | None = None) -> None:
+        """Finds or registers the consumer; `stream_arn` and errors as of StreamConsumer.prepare."""
+        self._consumer.prepare(stream_arn)
 
     def subscribe(self, shard_id: str, position: IteratorPosition) -> Subscription:
         """Returns once the service has accepted; what it refuses later comes from the subscription.

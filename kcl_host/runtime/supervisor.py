@@ -93,6 +93,7 @@ class Supervisor:
         self._phase: Literal["STARTING", "RUNNING", "STOPPING", "STOPPED"] = "STARTING"
         self._leads = self._look_at_streams = False
         self._lead_again_s = 0.0
+        self._stream_arn = ""
         self._periodics: dict[str, Periodic] = {}
         self._wire()
 
@@ -339,9 +340,10 @@ class Supervisor:
                 "because": self._settings.retrieval.mode_reason,
             },
         )
+        self._say_how_it_reads()
         for step in (
             self._find_streams,
-            self._find_consumers,
+            self._find_consumer,
             self._prepare_metadata,
             self._report.run_once,
             self._election.run_once,
@@ -437,17 +439,14 @@ class Supervisor:
         summary = self._streams.of(self._streams.only).stream.describe()
         if summary.status not in STREAM_READY:
             raise NotYet(f"stream {summary.name} is {summary.status}, waiting until it is ACTIVE")
+        self._stream_arn = summary.arn
         self._streams.note_created(summary.name, summary.creation_s)
 
     def _prepare_metadata(self) -> None:
         with self._outside.metrics.instruments.table_status_found():
             self._metadata.prepare()
 
-    def _find_consumers(self) -> None:
-        """Before any lease is taken up: a registration may take a while, and no shard can be read without it.
-
-        Those of several streams are found with their first shards.
-        """
+    def _say_how_it_reads(self) -> None:
         by_fan_out = [
             stream for stream in self._streams.configured if self._settings.of_stream(stream).retrieval.mode == "FANOUT"
         ]
@@ -461,10 +460,16 @@ class Supervisor:
                     "because": self._settings.of_stream(by_fan_out[0]).retrieval.mode_reason,
                 },
             )
+
+    def _find_consumer(self) -> None:
+        """Before any lease is taken up: a registration may take a while, and no shard can be read without it.
+
+        Those of several streams are found with their first shards.
+        """
         if not self._streams.is_multi:
             subscriber = self._streams.of(self._streams.only).access.subscriber
             if subscriber is not None:
-                subscriber.prepare()
+                subscriber.prepare(self._stream_arn)
 
     def _lead(self) -> float:
         """A leader's turn: a shard sync when it has just come to lead, then the assignment pass."""

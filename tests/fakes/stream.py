@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -41,6 +42,18 @@ class StoredShard(msgspec.Struct):
     records: list[StoredRecord] = []
 
 
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """What is there to be read at a place of a shard, and where the next reading begins; None: that was the end."""
+
+    records: list[Record]
+    behind_ms: int
+    payload_bytes: int
+    following: int | None
+    is_rest: bool
+    """More is there already."""
+    child_shards: tuple[ChildShard, ...] = ()
+
+
 class InMemoryStream:
     """Satisfies ports.Stream. Times are of the clock's wall; sequence numbers are unique and grow over all shards."""
 
@@ -52,6 +65,7 @@ class InMemoryStream:
         self._name = name
         self._retention_s = retention_s
         self._created_s = clock.wall()
+        self._trimmed_s = -math.inf
         self._last_sequence_number = _FIRST_SEQUENCE_NUMBER
         self._shards: dict[str, StoredShard] = {}
         self._next_shard = 0
@@ -60,6 +74,8 @@ class InMemoryStream:
         self.deleted = False
         self.page_records = 10_000
         """GetRecords never returns more than this."""
+        self.on_change: Callable[[str], None] = lambda shard_id: None
+        """Called when a shard has got a record, or was closed."""
         width = (MAX_HASH_KEY + 1) // shard_count
         for n in range(shard_count):
             end = MAX_HASH_KEY if n == shard_count - 1 else (n + 1) * width - 1
@@ -93,6 +109,7 @@ class InMemoryStream:
         )
         record = StoredRecord(self._sequence_number(), partition_key, data, self._clock.wall())
         shard.records.append(record)
+        self.on_change(shard.shard_id)
         return shard.shard_id, str(record.sequence_number)
 
     def split(self, shard_id: str, at_hash_key: int | None = None) -> tuple[str, str]:
@@ -100,16 +117,25 @@ class InMemoryStream:
         parent = self._close(shard_id)
         start, end = parent.hash_key_range.start, parent.hash_key_range.end
         middle = at_hash_key if at_hash_key is not None else (start + end) // 2 + 1
-        return (
+        children = (
             self._open(HashKeyRange(start, middle - 1), (shard_id,)),
             self._open(HashKeyRange(middle, end), (shard_id,)),
         )
+        self.on_change(shard_id)
+        return children
 
     def merge(self, shard_id: str, adjacent_shard_id: str) -> str:
         first, second = self._close(shard_id), self._close(adjacent_shard_id)
         ranges = sorted((first.hash_key_range, second.hash_key_range), key=lambda r: r.start)
         assert ranges[0].end + 1 == ranges[1].start, "only adjacent shards can be merged"
-        return self._open(HashKeyRange(ranges[0].start, ranges[1].end), (shard_id, adjacent_shard_id))
+        child = self._open(HashKeyRange(ranges[0].start, ranges[1].end), (shard_id, adjacent_shard_id))
+        self.on_change(shard_id)
+        self.on_change(adjacent_shard_id)
+        return child
+
+    def trim(self, age_s: float) -> None:
+        """What is older leaves the stream now, as when the retention is shortened for a moment."""
+        self._trimmed_s = max(self._trimmed_s, self._clock.wall() - age_s)
 
     def records_of(self, shard_id: str) -> list[StoredRecord]:
         """Every record ever put, trimmed or not."""
@@ -147,21 +173,29 @@ class InMemoryStream:
             shard = self._shard(shard_id)
             if self._clock.wall() - issued_s > ITERATOR_LIFE_S:
                 raise ExpiredIterator(f"iterator of {shard_id} is older than five minutes")
-            readable = [r for r in self._untrimmed(shard) if r.sequence_number >= first]
-            page = _page(readable, min(limit, self.page_records))
-            rest = readable[len(page) :]
-            if rest:
-                behind_ms, following = (self._clock.wall() - rest[0].arrival_s) * 1000, rest[0].sequence_number
-            else:
-                behind_ms, following = 0.0, max(first, page[-1].sequence_number + 1 if page else first)
-            ended = not rest and shard.closed_s is not None
+            read = self._read(shard, first, min(limit, self.page_records))
             return RecordsPage(
-                records=[_delivered(r) for r in page],
-                next_iterator=None if ended else self._iterator(shard, following),
-                millis_behind_latest=round(behind_ms),
-                child_shards=self._children(shard_id) if ended else (),
-                payload_bytes=sum(len(r.data) for r in page),
+                records=read.records,
+                next_iterator=None if read.following is None else self._iterator(shard, read.following),
+                millis_behind_latest=read.behind_ms,
+                child_shards=read.child_shards,
+                payload_bytes=read.payload_bytes,
             )
+
+    # What the service of fan-out asks (tests/fakes/subscriber.py)
+
+    @property
+    def last_sequence_number(self) -> int:
+        """Every record put so far has this number or a lower one, every later one a higher."""
+        return self._last_sequence_number
+
+    def place_of(self, shard_id: str, position: IteratorPosition) -> int:
+        """The least sequence number that is to be read. Raises StreamNotFound, InvalidPosition."""
+        return self._first_sequence_number(self._shard(shard_id), position)
+
+    def read(self, shard_id: str, place: int, limit: int, until: int | None = None) -> Reading:
+        """At most `limit` records from `place` on, up to that with the number `until`. Raises StreamNotFound."""
+        return self._read(self._shard(shard_id), place, limit, until)
 
     # Shards
 
@@ -181,9 +215,9 @@ class InMemoryStream:
 
     def _shard(self, shard_id: str) -> StoredShard:
         self._require_stream()
-        for shard in self._retained():
-            if shard.shard_id == shard_id:
-                return shard
+        shard = self._shards.get(shard_id)
+        if shard is not None and (shard.closed_s is None or shard.closed_s > self._horizon_s()):
+            return shard
         raise StreamNotFound(f"shard {shard_id} of stream {self._name} does not exist")
 
     def _retained(self) -> list[StoredShard]:
@@ -213,10 +247,33 @@ class InMemoryStream:
     # Records
 
     def _horizon_s(self) -> float:
-        return self._clock.wall() - self._retention_s
+        return max(self._clock.wall() - self._retention_s, self._trimmed_s)
 
     def _untrimmed(self, shard: StoredShard) -> list[StoredRecord]:
-        return [r for r in shard.records if r.arrival_s > self._horizon_s()]
+        horizon_s = self._horizon_s()
+        return [r for r in shard.records if r.arrival_s > horizon_s]
+
+    def _read(self, shard: StoredShard, first: int, limit: int, until: int | None = None) -> Reading:
+        readable = [
+            r
+            for r in self._untrimmed(shard)
+            if r.sequence_number >= first and (until is None or r.sequence_number <= until)
+        ]
+        page = _page(readable, limit)
+        rest = readable[len(page) :]
+        if rest:
+            behind_ms, following = (self._clock.wall() - rest[0].arrival_s) * 1000, rest[0].sequence_number
+        else:
+            behind_ms, following = 0.0, max(first, page[-1].sequence_number + 1 if page else first)
+        ended = not rest and shard.ending is not None and (until is None or shard.ending <= until)
+        return Reading(
+            records=[_delivered(r) for r in page],
+            behind_ms=round(behind_ms),
+            payload_bytes=sum(len(r.data) for r in page),
+            following=None if ended else following,
+            is_rest=bool(rest),
+            child_shards=self._children(shard.shard_id) if ended else (),
+        )
 
     def _sequence_number(self) -> int:
         self._last_sequence_number += _STEP

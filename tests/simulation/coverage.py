@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 from kcl_host.decisions.consumer_state import TRANSITIONS
+from tests.fakes.subscriber import EVENT_FAULTS
 from tests.simulation.disturbances import KINDS, OPERATIONS
 
-SERVICES = ("lease", "coordinator", "metrics", "stream")
+SERVICES = ("lease", "coordinator", "metrics", "stream", "fanout")
 TROUBLES = ("throttled", "timed_out", "answer_lost", "slow")
 WRITES = ("create", "assign", "initiate_handoff", "evict", "checkpoint", "write_child_shards", "delete")
 ACTIONS = (
@@ -20,6 +21,9 @@ ACTIONS = (
     "child_fatal",
     "child_initialized",
     "child_leases_created",
+    "consumer_found",
+    "consumer_gone",
+    "consumer_registered",
     "discovery_failed",
     "handover_forced",
     "leader_acquired",
@@ -34,14 +38,23 @@ ACTIONS = (
     "lease_lost",
     "lease_released",
     "lease_taken",
+    "reads_recovered",
     "reads_throttled",
     "reads_unavailable",
     "renewal_failed",
     "shard_end_given_up",
     "shard_ended",
+    "shard_gone",
     "metadata_format",
     "step_failed",
     "stop_step_failed",
+    "subscription_in_use",
+    "subscription_invalid",
+    "subscription_lost",
+    "subscription_refused",
+    "subscription_silent",
+    "subscription_taken_over",
+    "subscription_throttled",
     "table_migration",
     "table_migration_status",
 )
@@ -62,6 +75,12 @@ OTHERS = (
     "checkpoint answered KinesisClientLibDependencyException",
     "exit TwinWorker",
     "records expired unread",
+    "retrieval mode changed",
+    "subscribe within a second",
+    "subscribe within five seconds",
+    "subscription ended with its shard",
+    "subscription renewed",
+    "subscription taken over",
     "exit DrainDeadlineExceeded",
     "exit FleetRolledBack",
     "at rest in 2.x mode",
@@ -80,7 +99,8 @@ def expected() -> list[str]:
     return [
         *(f"disturbance {kind}" for kind in sorted(KINDS)),
         *(f"{kind} {service}" for kind in TROUBLES for service in SERVICES),
-        *(f"{what} in {operation}" for what in ("stopped", "killed") for operation in OPERATIONS),
+        *(f"{what} in {operation}" for what in ("stopped", "killed", "failed") for operation in OPERATIONS),
+        *(f"event {fault}" for fault in EVENT_FAULTS),
         *transitions,
         *(f"write {operation}" for operation in WRITES),
         *(f"log {action}" for action in ACTIONS),

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
 
 from kcl_host.decisions.metadata_format import VERSION_2X, VERSION_3X_WITH_ROLLBACK, VERSION_UPGRADE_FROM_2X
 from kcl_host.decisions.table_migration import STATUS_DEPLOYED, STATUS_PENDING
+from kcl_host.errors import KclHostError
+from kcl_host.model.sequence import IteratorPosition
 from kcl_host.model.state import ClientVersionState
 from tests.simulation.child import Habits
-from tests.simulation.fleet import Fleet, Trap, Trouble, Worker
+from tests.simulation.fleet import EVENTS, Fleet, Trap, Trouble, Worker
+from tests.simulation.hub import Process, ProcessThreads
 
 
 class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +29,8 @@ class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
     for_s: float = 0.0
     number: float = 0.0
     """Drawn evenly from 0 to 1: which shard, how likely, how far."""
+    turn: int = 0
+    """Counts those of one kind, from the seed on: so that everything has its turn soon."""
 
     def __str__(self) -> str:
         return f"at {self.at_s:7.1f} s  {self.kind}, slot {self.slot}, for {self.for_s:.1f} s, number {self.number:.3f}"
@@ -31,6 +38,8 @@ class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
 
 Act = Callable[[Fleet, Disturbance, Worker | None], None]
 RESTART_EVERY_S = 15.0
+TURNS_OF_SEED = 4
+"""About so many of a frequent kind come in half an hour."""
 KINDS: dict[str, tuple[Act, float, tuple[float, float]]] = {}
 """By name: what it does, how often it comes among all (weight), and the bounds of `for_s`."""
 
@@ -50,7 +59,7 @@ def draw(seed: int, *, workers: int, seconds: float, every_s: float) -> list[Dis
     weights = [KINDS[name][1] * rng.choice((0.0, 1.0, 1.0, 3.0)) for name in names]
     if not any(weights):
         weights = [1.0] * len(names)
-    found, at_s = [], 20.0 * rng.random()
+    turns, found, at_s = Counter[str](), [], 20.0 * rng.random()
     while at_s < seconds:
         name = rng.choices(names, weights)[0]
         low_s, high_s = KINDS[name][2]
@@ -61,8 +70,10 @@ def draw(seed: int, *, workers: int, seconds: float, every_s: float) -> list[Dis
                 slot=rng.randrange(workers),
                 for_s=low_s + (high_s - low_s) * rng.random(),
                 number=rng.random(),
+                turn=TURNS_OF_SEED * seed + turns[name],
             )
         )
+        turns[name] += 1
         at_s += rng.expovariate(1 / every_s) if rng.random() < 0.7 else rng.random()
     return found
 
@@ -123,6 +134,9 @@ def nobody_there(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None
 
 @disturbance(0.3)
 def rolling_restart(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    if 0 < len(fleet.fanout_slots) < len(fleet.workers):
+        fleet.count("retrieval mode changed")
+        fleet.fanout_slots = set(fleet.workers) - fleet.fanout_slots
     restart_all(fleet, only_before_calm=True)
 
 
@@ -142,7 +156,10 @@ def pause(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
         fleet.pause(worker, item.for_s)
 
 
-def _trap(worker: Worker, operation: str, item: Disturbance, name: str, spring: Callable[[Worker], None]) -> None:
+Spring = Callable[[Worker], None]
+
+
+def _trap(worker: Worker, operation: str, item: Disturbance, name: str, spring: Spring | None) -> None:
     worker.traps.append(Trap(operation=operation, after=item.number < 0.5, spring=spring, name=name))
 
 
@@ -165,29 +182,33 @@ OPERATIONS = (
 )
 
 
-def _in_request(
-    fleet: Fleet, item: Disturbance, worker: Worker | None, name: str, spring: Callable[[Worker], None]
-) -> None:
-    operation = OPERATIONS[int(item.number * 1e6) % len(OPERATIONS)]
-    if operation == "release_lock":
-        worker = _leader(fleet)
+def _in_request(fleet: Fleet, item: Disturbance, worker: Worker | None, name: str, spring: Spring | None) -> None:
+    operation = OPERATIONS[item.turn % len(OPERATIONS)]
+    if operation in ("assign", "heartbeat_lock", "release_lock"):
+        other, worker = worker, _leader(fleet)
+        if operation == "assign" and other and other is not worker:
+            fleet.kill(other)  # Its leases are to be assigned.
     if operation == "create":
         # Whoever comes to the end of the shard creates the leases of its children.
         for each in fleet.live:
             _trap(each, operation, item, f"{name} in {operation}", spring)
         split(fleet, item, worker)
         return
-    if operation in ("delete", "write_child_shards"):
-        # Rare, and made by whoever has the lease.
+    if operation in ("delete", "write_child_shards", "acquire_lock", "evict"):
+        # Rare, and made by whoever has the lease, or comes first.
         for each in fleet.live:
             _trap(each, operation, item, f"{name} in {operation}", spring)
-    elif worker:
-        _trap(worker, operation, item, f"{name} in {operation}", spring)
-        # These two are made by a worker that stops; it releases its leases when nobody else is there to take them.
-        if operation == "evict":
+        leader = _leader(fleet)
+        if leader and operation == "acquire_lock":
+            fleet.kill(leader)
+        elif operation == "evict":
+            # A worker that stops releases its leases when nobody else is there to take them.
             for each in fleet.live:
                 fleet.term(each)
-        elif operation == "release_lock":
+    elif worker:
+        _trap(worker, operation, item, f"{name} in {operation}", spring)
+        # These are made by a worker that stops.
+        if operation in ("release_lock", "initiate_handoff"):
             fleet.term(worker)
 
 
@@ -199,6 +220,13 @@ def pause_in_request(fleet: Fleet, item: Disturbance, worker: Worker | None) -> 
 @disturbance(2.0)
 def crash_in_request(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
     _in_request(fleet, item, worker, "killed", fleet.kill)
+
+
+@disturbance(2.0)
+def failure_in_request(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    """Single requests of two kinds fail, however rare these are."""
+    for turn in (item.turn, item.turn + len(OPERATIONS) // 2):
+        _in_request(fleet, msgspec.structs.replace(item, turn=turn), worker, "failed", None)
 
 
 def _leader(fleet: Fleet) -> Worker | None:
@@ -242,17 +270,25 @@ def twin(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
 # Requests
 
 
+TROUBLED = ("lease", "coordinator", "metrics", "stream", "fanout", "lease", "all")
+
+
 def _trouble(worker: Worker | None, item: Disturbance, kind: str, service: str | None = None) -> None:
-    if worker:
-        services = ("lease", "coordinator", "metrics", "stream", "lease", "all")
-        worker.troubles.append(
-            Trouble(
-                kind=kind,
-                service=service or services[int(item.number * 1e6) % len(services)],
-                probability=0.1 + 0.9 * item.number,
-                until_s=worker.hub.now_s + item.for_s,
-            )
-        )
+    if worker is None:
+        return
+    service = service or TROUBLED[item.turn % len(TROUBLED)]
+    until_s = worker.hub.now_s + item.for_s
+    if service == "fanout":
+        fleet = worker.fleet
+        readers = [each for each in fleet.live if each.slot in fleet.fanout_slots]
+        if readers:
+            # Subscribing is rare; whoever loses the subscription has a reason to.
+            worker = worker if worker in readers else readers[0]
+            until_s += fleet.fanout.empty_event_s
+            worker.troubles.append(Trouble(kind="lost", service=EVENTS, probability=1.0, until_s=until_s))
+        else:
+            service = "stream"
+    worker.troubles.append(Trouble(kind=kind, service=service, probability=0.1 + 0.9 * item.number, until_s=until_s))
 
 
 @disturbance(1.0)
@@ -280,6 +316,7 @@ def partition(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
     if worker:
         until_s = fleet.hub.now_s + item.for_s
         worker.troubles.append(Trouble(kind="timed_out", service="all", probability=1.0, until_s=until_s))
+        worker.troubles.append(Trouble(kind="silent", service=EVENTS, probability=1.0, until_s=until_s))
 
 
 @disturbance(0.5, (2.0, 20.0))
@@ -320,13 +357,53 @@ def merge(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
         fleet.stream.merge(shard_id, other)
 
 
-@disturbance(0.3, (1.0, 20.0))
+@disturbance(0.6, (1.0, 20.0))
 def reshard_storm(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
     """Split, split a child again before anybody read it, merge two others, within seconds."""
     for n, act in enumerate((split, split, merge, split, merge, merge)):
         number = (item.number * (n + 1)) % 1.0
         later = msgspec.structs.replace(item, number=number)
         fleet.hub.at(fleet.hub.now_s + item.for_s * n / 6, lambda act=act, later=later: act(fleet, later, None))
+
+
+@disturbance(0.7)
+def records_trimmed(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    """Somebody shortens the retention for a moment: old records leave the stream, and shards that ended before."""
+    fleet.stream.trim(5.0 + 60.0 * item.number)
+
+
+# Enhanced fan-out
+
+
+@disturbance(1.0, (5.0, 60.0))
+def events_disturbed(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    """Subscriptions of a worker break off, fall silent, bring nonsense or nothing."""
+    if worker:
+        until_s = fleet.hub.now_s + item.for_s
+        worker.troubles.append(Trouble(kind="any", service=EVENTS, probability=item.number, until_s=until_s))
+
+
+@disturbance(0.7, (0.0, 60.0))
+def foreign_subscription(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    """Another application uses our consumer for a shard, again and again."""
+    shards, name = fleet.stream.open_shard_ids, fleet.settings.retrieval.consumer_name
+    shard_id, until_s = shards[int(item.number * len(shards))], fleet.hub.now_s + item.for_s
+
+    def insist() -> None:
+        consumer = fleet.fanout.consumers.get(name or "")
+        if consumer is None or fleet.hub.now_s > until_s or not fleet.producing:
+            return
+        with contextlib.suppress(KclHostError):
+            news = ProcessThreads(fleet.hub, Process("foreign")).event()
+            fleet.fanout.subscribe(consumer.arn, shard_id, IteratorPosition(type="LATEST"), news)
+        fleet.hub.at(fleet.hub.now_s + 3.0, insist)
+
+    insist()
+
+
+@disturbance(0.4, (1.0, 20.0))
+def consumer_deregistered(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
+    fleet.fanout.deregister(fleet.settings.retrieval.consumer_name or "", item.for_s)
 
 
 # Children
@@ -405,7 +482,7 @@ def version(client_version: str) -> ClientVersionState:
     return ClientVersionState(client_version=client_version, modified_by="KclMigrationTool", modified_ms=0)
 
 
-@disturbance(0.3, (200.0, 300.0))
+@disturbance(0.5, (200.0, 300.0))
 def back_to_2x(fleet: Fleet, item: Disturbance, worker: Worker | None) -> None:
     """The operator's tool takes the fleet back to KCL 2.x, and forward again."""
     table = fleet.metadata.coordinator

@@ -11,18 +11,19 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal, cast
 
 import msgspec
 
-from kcl_host.config.settings import Settings
+from kcl_host.config.settings import Settings, StreamSettings
 from kcl_host.coordination.streams import OpenStream, StreamAccess
 from kcl_host.decisions.table_migration import STATUS_COMPLETE
 from kcl_host.errors import KclHostError
 from kcl_host.runtime.outside import Outside
 from kcl_host.runtime.supervisor import Supervisor
-from tests.fakes.fault import Fault
+from tests.fakes.fault import ANSWER_LOST, THROTTLED, Fault
 from tests.fakes.metadata import InMemoryMetadata
+from tests.fakes.subscriber import EVENT_FAULTS, EventFault, FanoutService, InMemorySubscriber
 from tests.simulation.child import Habits, SimChild
 from tests.simulation.hub import Hub, HubClock, Process, ProcessClock, ProcessThreads
 from tests.simulation.observer import ASSIGNMENTS, Broken, Observer
@@ -30,7 +31,9 @@ from tests.simulation.world import SimLeaseTable, SimStream
 
 RESTART_S = 5.0
 """Whoever supervises the workers starts one again so long after it has ended."""
-REQUEST_TIMEOUT_S = {"lease": 3.0, "coordinator": 3.0, "metrics": 3.0, "stream": 30.0}
+REQUEST_TIMEOUT_S = {"lease": 3.0, "coordinator": 3.0, "metrics": 3.0, "stream": 30.0, "fanout": 30.0}
+EVENTS = "events"
+"""A service of its own in troubles: what a subscription brings, not the requests to the service."""
 KILLED_AFTER_TERM_S = 30.0
 """As Kubernetes does."""
 INSTANT_S = 0.0005
@@ -42,13 +45,13 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of one worker to one service (or "all") fail, or take long, with some probability."""
 
     kind: str
-    """throttled, timed_out, answer_lost or slow."""
+    """throttled, timed_out, answer_lost or slow; of events one of EVENT_FAULTS, or "any"."""
     service: str
     probability: float
     until_s: float
 
     def befall(self, service: str, rng: random.Random) -> Fault | None:
-        if self.service not in (service, "all") or rng.random() >= self.probability:
+        if not self.is_of(service, rng):
             return None
         limit_s = REQUEST_TIMEOUT_S[service]
         match self.kind:
@@ -61,13 +64,25 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
             case _:
                 return Fault(None, before_s=rng.random() * 0.6 * limit_s, after_s=rng.random() * 0.3 * limit_s)
 
+    def befall_event(self, rng: random.Random) -> EventFault | None:
+        if not self.is_of(EVENTS, rng):
+            return None
+        return rng.choice(EVENT_FAULTS) if self.kind == "any" else cast(EventFault, self.kind)
+
+    def is_of(self, service: str, rng: random.Random) -> bool:
+        of_all = self.service == "all" and service != EVENTS
+        return (of_all or self.service == service) and rng.random() < self.probability
+
 
 class Trap(msgspec.Struct, frozen=True, kw_only=True):
-    """Something befalls a worker inside its next request of one kind, before or after that takes effect."""
+    """Something befalls a worker inside its next request of one kind, before or after that takes effect.
+
+    Without `spring` the request fails: it is refused, or its answer is lost.
+    """
 
     operation: str
     after: bool
-    spring: Callable[[Worker], None]
+    spring: Callable[[Worker], None] | None
     name: str
 
 
@@ -84,12 +99,13 @@ class Worker(Process):
         self.clock = ProcessClock(fleet.hub, since_s=self.rng.random() * fleet.hub.now_s)
         self.threads = ProcessThreads(fleet.hub, self)
         self.children: list[SimChild] = []
+        self.subscribers: list[InMemorySubscriber] = []
         self.has_reported_load = False
         self.troubles: list[Trouble] = []
         self.traps: list[Trap] = []
         self.exit_code: int | None = None
         self._ids = 0
-        settings = msgspec.structs.replace(fleet.settings, worker_id=worker_id)
+        settings = fleet.settings_of(slot, worker_id)
         self.supervisor = Supervisor(
             settings,
             Outside(
@@ -97,7 +113,8 @@ class Worker(Process):
                 rng=self.rng,
                 new_id=self._new_id,
                 threads=self.threads,
-                open_stream=lambda *_: StreamAccess(fleet.stream),
+                open_stream=self._open_stream,
+                close_streams=self._close_streams,
                 lease_table=fleet.lease_table,
                 metadata_tables=fleet.metadata.tables,
                 sample_load=lambda: None,
@@ -116,6 +133,18 @@ class Worker(Process):
             self.fleet.count(f"exit {type(error).__name__}")
         self.fleet.gone(self)
 
+    def _open_stream(self, stream: StreamSettings, settings: Settings) -> StreamAccess:
+        retrieval = settings.retrieval
+        if retrieval.mode == "POLLING":
+            return StreamAccess(self.fleet.stream)
+        subscriber = InMemorySubscriber(self.fleet.fanout, retrieval, self.threads, self.rng.random)
+        self.subscribers.append(subscriber)
+        return StreamAccess(self.fleet.stream, subscriber)
+
+    def _close_streams(self) -> None:
+        for subscriber in self.subscribers:
+            subscriber.close()
+
     def _new_id(self) -> str:
         self._ids += 1
         return f"{self.name}#{self._ids}"
@@ -131,18 +160,31 @@ class Worker(Process):
             if trap.operation == operation:
                 self.traps.remove(trap)
                 self.fleet.count(trap.name)
+                if trap.spring is None:
+                    return ANSWER_LOST if trap.after else THROTTLED
                 self.hub.at(self.hub.now_s + INSTANT_S, partial(trap.spring, self))
                 return Fault(None, after_s=2 * INSTANT_S) if trap.after else Fault(None, before_s=2 * INSTANT_S)
-        if self.troubles:
-            now_s = self.hub.now_s
-            self.troubles = [trouble for trouble in self.troubles if trouble.until_s > now_s]
-            self.is_slow = bool(self.troubles)
-            for trouble in self.troubles:
-                fault = trouble.befall(service, self.rng)
-                if fault is not None:
-                    self.fleet.count(f"{trouble.kind} {service}")
-                    return fault
+        for trouble in self._troubles_now():
+            fault = trouble.befall(service, self.rng)
+            if fault is not None:
+                self.fleet.count(f"{trouble.kind} {service}")
+                return fault
         return None
+
+    def befall_event(self) -> EventFault | None:
+        """What happens to an event that this worker is about to get."""
+        for trouble in self._troubles_now():
+            fault = trouble.befall_event(self.rng)
+            if fault is not None:
+                self.fleet.count(f"event {fault}")
+                return fault
+        return None
+
+    def _troubles_now(self) -> list[Trouble]:
+        if self.troubles:
+            self.troubles = [trouble for trouble in self.troubles if trouble.until_s > self.hub.now_s]
+            self.is_slow = bool(self.troubles)
+        return self.troubles
 
 
 class Fleet:
@@ -164,17 +206,22 @@ class Fleet:
         self.hub = Hub()
         self.rng = random.Random(f"{seed}/fleet")
         self.counts: Counter[str] = Counter()
-        clock = HubClock(self.hub)
+        self.clock = clock = HubClock(self.hub)
         self.lease_table = SimLeaseTable(clock)
         self.metadata = InMemoryMetadata(clock, self.lease_table)
         self.is_migrating = False
         """Whether the metadata are to be moved into the lease table in this run."""
         self.stream = SimStream(clock, shard_count=shards, retention_s=retention_s)
+        self.fanout = FanoutService(self.stream, clock, count=self.count)
+        self.fanout_slots: set[int] = set()
+        """Slots whose workers read by enhanced fan-out from their next start on; the others poll."""
         self.observer = Observer(self)
         self.lease_table.watch = self.observer.wrote
         self.lease_table.faults = self._faults_of("lease")
         self.metadata.plan_faults(self._faults_of("coordinator"), self._faults_of("metrics"))
         self.stream.faults = self._faults_of("stream")
+        self.fanout.faults = self._faults_of("fanout")
+        self.fanout.event_faults = self._event_fault
         self.habits: dict[str, Habits] = {}
         """By shard id or by worker slot ("slot 3")."""
         self.workers: dict[int, Worker] = {}
@@ -212,6 +259,11 @@ class Fleet:
                 return habits
         return _GOOD
 
+    def settings_of(self, slot: int, worker_id: str) -> Settings:
+        mode: Literal["POLLING", "FANOUT"] = "FANOUT" if slot in self.fanout_slots else "POLLING"
+        retrieval = msgspec.structs.replace(self.settings.retrieval, mode=mode)
+        return msgspec.structs.replace(self.settings, worker_id=worker_id, retrieval=retrieval)
+
     def load_of(self, worker: Worker) -> dict[str, float]:
         load = self.loads.get(worker.slot)
         if load is None and worker.has_reported_load:
@@ -243,6 +295,10 @@ class Fleet:
             return worker.befall(service, operation) if worker.troubles or worker.traps else None
 
         return plan
+
+    def _event_fault(self, shard_id: str) -> EventFault | None:
+        worker = self.current_worker
+        return worker.befall_event() if worker is not None else None
 
     # What happens to workers
 

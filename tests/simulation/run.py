@@ -29,6 +29,8 @@ from tests.simulation.disturbances import RESTART_EVERY_S, Disturbance, deploy, 
 from tests.simulation.fleet import Counting, Fleet
 from tests.simulation.observer import Broken
 
+Retrieval = Literal["polling", "fanout", "mixed"]
+"""How the workers of a fleet read; mixed: every other one by fan-out, and a rolling restart may change that."""
 Metadata = Literal["three", "single", "migrating", "with rollback"]
 """Where the metadata of a fleet are; it moves into the lease table, or may go back to KCL 2.x, while it runs."""
 BAKE_S = 90.0
@@ -56,6 +58,14 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         """Two of five seeds keep three tables and are done with KCL 2.x."""
         kinds: tuple[Metadata, ...] = ("three", "three", "single", "migrating", "with rollback")
         return kinds[self.seed % len(kinds)]
+
+    @property
+    def retrieval(self) -> Retrieval:
+        kinds: tuple[Retrieval, ...] = ("polling", "fanout", "mixed")
+        return kinds[self.seed % len(kinds)]
+
+    def reads_by_fanout(self, slot: int) -> bool:
+        return self.retrieval == "fanout" or (self.retrieval == "mixed" and slot % 2 == 0)
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -104,7 +114,13 @@ def settings_of(setup: Setup) -> Settings:
             init_bake_s=BAKE_S,
             complete_bake_s=BAKE_S,
         ),
-        retrieval=RetrievalSettings(mode="POLLING", mode_reason="simulation", idle_between_reads_s=3 * failover_s),
+        retrieval=RetrievalSettings(
+            mode="POLLING",  # Of each worker its own: Setup.reads_by_fanout.
+            mode_reason="simulation",
+            idle_between_reads_s=3 * failover_s,
+            max_pending_batches=2,
+            consumer_name="app",
+        ),
     )
 
 
@@ -122,6 +138,7 @@ def simulate(setup: Setup, schedule: list[Disturbance] | None = None) -> Outcome
         retention_s=SHORT_RETENTION_S if setup.seed % 4 == 3 else 86400.0,
     )
     fleet.is_migrating = setup.metadata == "migrating"
+    fleet.fanout_slots = {slot for slot in range(setup.workers) if setup.reads_by_fanout(slot)}
     if setup.metadata == "with rollback":
         fleet.metadata.coordinator.client_version = version(VERSION_3X_WITH_ROLLBACK)
     plan(fleet, schedule)

@@ -18,9 +18,15 @@ def test_a_disturbed_fleet_keeps_every_promise(seed: int) -> None:
     assert outcome.records > 100 and outcome.moves > 20, "or nothing was tried"
 
 
-def test_an_undisturbed_fleet_delivers_nothing_twice() -> None:
-    outcome = simulate(Setup(seed=1, workers=3, shards=12, hours=0.5), schedule=[])
+@pytest.mark.parametrize(
+    "seed", [pytest.param(0, id="polling"), pytest.param(1, id="fanout"), pytest.param(2, id="mixed")]
+)
+def test_an_undisturbed_fleet_delivers_nothing_twice(seed: int, request: pytest.FixtureRequest) -> None:
+    setup = Setup(seed=seed, workers=3, shards=12, hours=0.5)
+    assert setup.retrieval == request.node.callspec.id
+    outcome = simulate(setup, schedule=[])
     assert outcome.redelivered == 0
+    assert (outcome.counts["subscription renewed"] > 12) == (setup.retrieval != "polling")
     assert not [name for name in outcome.counts if name in ("log lease_lost", "log turn_failed", "log leader_lost")]
 
 
