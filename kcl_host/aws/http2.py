@@ -13,6 +13,7 @@ no native threads; small and pure; and the embedded Kinesis needs the same on th
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import selectors
@@ -451,8 +452,9 @@ class _Connection:
                 if length:
                     self._h2.increment_flow_control_window(length)
                 if stream is not None:
-                    if length > len(data):
-                        self._h2.increment_flow_control_window(length - len(data), stream.id)  # Padding.
+                    if length > len(data):  # Padding. A stream that has ended with this frame needs no window.
+                        with contextlib.suppress(h2.exceptions.StreamClosedError):
+                            self._h2.increment_flow_control_window(length - len(data), stream.id)
                     stream.arrived(data=data)
             case h2.events.ResponseReceived(headers=headers) if stream is not None:
                 stream.arrived(head=_as_dict(headers or ()))

@@ -95,7 +95,8 @@ class Http2Connection(asyncio.Protocol):
             self.flush()  # h2 has written GOAWAY.
             self.abort()
             return
-        for event in events:
+        # A stream that is reset takes no more data, though a window was opened for it in the same breath.
+        for event in sorted(events, key=lambda event: not isinstance(event, h2.events.StreamReset)):
             self._on(event)
         self.flush()
 

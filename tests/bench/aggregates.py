@@ -6,8 +6,6 @@ kinds are measured in turn, so that whatever else the machine does meets all of 
 
 from __future__ import annotations
 
-import os
-import platform
 import random
 import statistics
 import sys
@@ -22,10 +20,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-import kcl_host
 from kcl_host.decisions.deaggregation import Deaggregated, deaggregate_in_pieces
 from kcl_host.model.records import Record
 from kcl_host.model.shard import HashKeyRange
+from tests.bench.report import Spread, machine
 from tests.kpl import User, aggregate
 
 AGGREGATES, USERS = 100, 100
@@ -46,12 +44,11 @@ class _Wire(msgspec.Struct, gc=False, rename="pascal"):
 def main(runs: int) -> None:
     """User records per second, and the price of looking for aggregates where there are none."""
     console = Console(width=118)
-    versions = f"kcl-host {kcl_host.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores"
-    console.print(_aggregates_table(versions, runs), _plain_table(runs))
+    console.print(_aggregates_table(runs), _plain_table(runs))
 
 
-def _aggregates_table(versions: str, runs: int) -> Table:
-    table = Table(title=f"{versions}, {runs} runs", title_justify="left")
+def _aggregates_table(runs: int) -> Table:
+    table = Table(title=f"{machine()}, {runs} runs", title_justify="left")
     for name in ("aggregates of 100", "thousand user records/s", "from", "to", "ratio to aws-kinesis-agg"):
         table.add_column(name, justify="left" if name.startswith("agg") else "right")
     theirs = _their_deaggregator()
@@ -67,15 +64,9 @@ def _aggregates_table(versions: str, runs: int) -> Table:
         times = _measured(works, runs)
         reference_s = statistics.median(times["aws-kinesis-agg"])
         for name, taken in times.items():
-            rates = sorted(AGGREGATES * USERS / t / 1000 for t in taken)
+            rates = Spread.of([AGGREGATES * USERS / t / 1000 for t in taken])
             ratio = reference_s / statistics.median(taken)
-            table.add_row(
-                f"{size} B, {name}",
-                f"{statistics.median(rates):,.0f}",
-                f"{rates[0]:,.0f}",
-                f"{rates[-1]:,.0f}",
-                f"{ratio:.2f}",
-            )
+            table.add_row(f"{size} B, {name}", *rates.texts(",.0f"), f"{ratio:.2f}")
     return table
 
 
@@ -95,9 +86,9 @@ def _plain_table(runs: int) -> Table:
     for name in ("", "median ms", "from", "to", "ratio"):
         table.add_column(name, justify="right" if name else "left")
     for name, taken in times.items():
-        low, median, high = min(taken), statistics.median(taken), max(taken)
-        ratio = median / statistics.median(times["parsed"])
-        table.add_row(name, *(f"{t * 1000:.1f}" for t in (median, low, high)), f"{ratio:.3f}")
+        spread = Spread.of([t * 1000 for t in taken])
+        ratio = statistics.median(taken) / statistics.median(times["parsed"])
+        table.add_row(name, *spread.texts(".1f"), f"{ratio:.3f}")
     return table
 
 

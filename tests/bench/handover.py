@@ -9,7 +9,6 @@ told apart, from the logs. Figures of one machine: the hosts, their children, en
 from __future__ import annotations
 
 import os
-import platform
 import random
 import shutil
 import signal
@@ -26,8 +25,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-import kcl_host
 from kcl_host.local.engines import Engines
+from tests.bench.report import Spread, machine
 from tests.integration.delivery_notes import Note
 from tests.integration.fleet_of_hosts import FAST, Fleet
 from tests.interop import dynamodb_local as engine
@@ -227,15 +226,12 @@ def main(runs: int, quick: bool, only: tuple[str, ...], dynamodb_local: bool, lo
         repeated = ", ".join(str(run.repeated) for run in measured)
         for label in measured[0].figures_s:
             values = [value for run in measured for value in run.figures_s[label]]
-            table.add_row(name, label, *_spread(values), str(len(values)), repeated)
+            table.add_row(name, label, *Spread.of(values).texts(".2f"), str(len(values)), repeated)
             name = repeated = ""
     console.print(table)
     for name, measured in results.items():
         console.print(f"{name}, the slowest shard of a run: {_way(run.milestones_s for run in measured)}")
-    console.print(
-        f"kcl-host {kcl_host.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores, "
-        f"load average {os.getloadavg()[0]:.1f}"
-    )
+    console.print(f"{machine()}, load average {os.getloadavg()[0]:.1f}")
 
 
 def _once(scenario: Scenario, keys: Mapping[str, Any], dynamodb_endpoint: str | None, logs: Path | None) -> Run:
@@ -250,10 +246,6 @@ def _once(scenario: Scenario, keys: Mapping[str, Any], dynamodb_endpoint: str | 
     finally:
         if logs is None:
             shutil.rmtree(folder)
-
-
-def _spread(values: list[float]) -> Iterable[str]:
-    return (f"{value:.2f}" for value in (statistics.median(values), min(values), max(values)))
 
 
 def _way(runs: Iterable[Mapping[str, float]]) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -24,7 +23,8 @@ import boto3
 import click
 import psutil
 
-import kcl_host
+from tests.bench.engines import engines_apart
+from tests.bench.report import machine
 
 MB = 1e6
 BUSY_SHARDS = 4
@@ -52,10 +52,7 @@ def main(seconds: float, rate: float, shards: str) -> None:
     for count in map(int, shards.split(",")):
         with tempfile.TemporaryDirectory() as folder:
             figures.append(_measure(Path(folder), count, seconds, rate))
-    click.echo(
-        f"kcl-host {kcl_host.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores, "
-        f"{rate:g} records/s into {BUSY_SHARDS} shards, {seconds:g} s"
-    )
+    click.echo(f"{machine()}, {rate:g} records/s into {BUSY_SHARDS} shards, {seconds:g} s")
     for f in figures:
         click.echo(
             f"{f.shards} shards: {f.resident_mb:.1f} MB resident at the end ({f.private_mb:.1f} MB private), "
@@ -71,7 +68,7 @@ def main(seconds: float, rate: float, shards: str) -> None:
 
 
 def _measure(folder: Path, shards: int, seconds: float, rate: float) -> Figures:
-    with _engines(shards) as lines:
+    with engines_apart("--stream", "bench", "--shards", str(shards)) as lines:
         (folder / "bench.properties").write_text(
             "\n".join(
                 [
@@ -99,21 +96,6 @@ def _measure(folder: Path, shards: int, seconds: float, rate: float) -> Figures:
                 descriptors=process.num_fds(),
                 records=records,
             )
-
-
-@contextmanager
-def _engines(shards: int) -> Iterator[list[str]]:
-    """The lines for the properties file."""
-    command = [sys.executable, "-m", "kcl_host", "local", "--stream", "bench", "--shards", str(shards)]
-    engines = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
-    assert engines.stdout is not None
-    try:
-        lines = itertools.takewhile(lambda line: "export" not in line, engines.stdout)
-        yield [line.rstrip("\n") for line in lines if not line.startswith("#")]
-    finally:
-        engines.terminate()
-        engines.wait()
-        engines.stdout.close()
 
 
 @contextmanager

@@ -7,10 +7,7 @@
 from __future__ import annotations
 
 import math
-import os
-import platform
 import random
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -20,7 +17,6 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-import kcl_host
 from kcl_host.config.settings import AssignmentSettings, LeaseSettings, LockSettings, WorkerMetricsSettings
 from kcl_host.coordination.election import Election
 from kcl_host.coordination.leader import Assigner
@@ -28,6 +24,7 @@ from kcl_host.decisions.assignment import AssignmentPlan, Tracked, plan_assignme
 from kcl_host.model.lease import Lease
 from kcl_host.model.sequence import AT_TRIM_HORIZON
 from kcl_host.model.worker import WorkerMetricStats
+from tests.bench.report import Spread, machine
 from tests.bench.skew import PLACEMENTS, REPORTS, Reports, javas, ours, settle, skewed
 from tests.fakes.clock import FakeClock
 from tests.fakes.coordinator_table import InMemoryCoordinatorTable
@@ -46,8 +43,7 @@ PLAN_LIMIT_S, PASS_LIMIT_S = 1.0, 2.0
 def main(runs: int, skew: bool, seeds: int) -> None:
     """What the leader's decisions cost, and how good they are."""
     console = Console(width=118)
-    versions = f"kcl-host {kcl_host.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores"
-    console.print(_skew_table(versions, seeds) if skew else _times_table(versions, runs))
+    console.print(_skew_table(machine(), seeds) if skew else _times_table(machine(), runs))
 
 
 # Times
@@ -73,7 +69,7 @@ def _times_table(versions: str, runs: int) -> Table:
 
 
 def _add(table: Table, leases: int, workers: int, name: str, moves: int, values: list[float], limit_s: float) -> None:
-    figures = [f"{value:.3f}" for value in (statistics.median(values), min(values), max(values))]
+    figures = Spread.of(values).texts(".3f")
     # The limit is for the largest size.
     limit = f"{limit_s:.1f}" if (leases, workers) == SIZES[-1] else ""
     table.add_row(f"{leases:,}", f"{workers:,}", name, f"{moves:,}", *figures, limit)

@@ -7,9 +7,7 @@ graceful stop of the same worker. The clock is this process's: the child appends
 from __future__ import annotations
 
 import os
-import platform
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,9 +16,9 @@ from pathlib import Path
 
 import click
 
-import kcl_host
 from kcl_host.local.engines import Engines
 from kcl_host.local.producer import Producer
+from tests.bench.report import Spread, machine
 
 LIMIT_S = 60.0
 
@@ -40,13 +38,10 @@ def main(runs: int, shards: int) -> None:
             known.append(_first_record_s(engines, Path(folder), "second"))
             producer.stop()
         click.echo(f"run {run}/{runs}: new {new[-1]:.2f} s, known {known[-1]:.2f} s")
-    versions = f"kcl-host {kcl_host.__version__}, Python {platform.python_version()}"
-    click.echo(f"\n{versions}, {os.cpu_count()} cores, {shards} shards")
+    click.echo(f"\n{machine()}, {shards} shards")
     for name, values in (("new application", new), ("known application", known)):
-        click.echo(
-            f"{name}: median {statistics.median(values):.2f} s, from {min(values):.2f} to {max(values):.2f} s "
-            f"({runs} runs)"
-        )
+        median, low, high = Spread.of(values).texts(".2f")
+        click.echo(f"{name}: median {median} s, from {low} to {high} s ({runs} runs)")
 
 
 def _first_record_s(engines: Engines, folder: Path, name: str) -> float:

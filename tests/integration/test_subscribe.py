@@ -13,6 +13,8 @@ from typing import Any
 
 import h2.config
 import h2.connection
+import h2.events
+import h2.settings
 import hyperframe.frame
 import pytest
 
@@ -387,6 +389,43 @@ def test_the_embedded_kinesis_answers_a_client_that_has_sent_goaway(rig: Rig) ->
             received += piece
 
 
+def test_a_stream_that_is_reset_with_data_waiting_takes_no_other_with_it(rig: Rig) -> None:
+    """Its window is opened and the stream is reset in one segment."""
+    rig.subscriber.prepare()
+    (consumer,) = consumers(rig)
+    host, port = rig.engine.endpoint.removeprefix("http://").split(":")
+    client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+    client.local_settings = h2.settings.Settings(
+        client=True, initial_values={h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 1000}
+    )
+    client.initiate_connection()
+    rig.put(*[b"x" * 5000] * 20)
+    head = [(":method", "POST"), (":scheme", "http"), (":authority", host), (":path", "/")]
+    for stream_id, shard in ((1, SHARD_0), (3, "shardId-000000000001")):
+        client.send_headers(stream_id, [*head, ("x-amz-target", "Kinesis_20131202.SubscribeToShard")])
+        position = {"Type": "TRIM_HORIZON"}
+        request = {"ConsumerARN": consumer["ConsumerARN"], "ShardId": shard, "StartingPosition": position}
+        client.send_data(stream_id, json.dumps(request).encode(), end_stream=True)
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(client.data_to_send())
+        received = {1: 0, 3: 0}
+
+        def receive(stream_id: int, least: int) -> None:
+            while received[stream_id] < least:
+                data = connection.recv(65536)
+                assert data, "the connection was closed"
+                for event in client.receive_data(data):
+                    if isinstance(event, h2.events.DataReceived):
+                        received[event.stream_id] += len(event.data)
+
+        receive(1, 1000)
+        client.increment_flow_control_window(100_000, 1)
+        client.reset_stream(1)
+        client.increment_flow_control_window(20_000, 3)
+        connection.sendall(client.data_to_send())
+        receive(3, 5000)
+
+
 def test_a_subscription_that_nobody_reads_holds_up_no_other(rig: Rig) -> None:
     rig.put(*[b"x" * 100_000] * 120)
     unread = rig.subscribe()
@@ -467,6 +506,26 @@ def test_a_connection_on_which_nothing_comes_is_dead() -> None:
         with pytest.raises(NoAnswer, match="dead"):
             transport.request("POST", url, {}, b"{}", 20.0)
         assert time.monotonic() - began_s < 5
+
+
+def test_padding_of_the_last_frame_does_not_end_the_connection() -> None:
+    """h2 opens no window for a stream that has ended; the other streams of the connection go on."""
+
+    def serve(connection: socket.socket) -> None:
+        server = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
+        server.initiate_connection()
+        connection.sendall(server.data_to_send())
+        while data := connection.recv(65536):
+            for event in server.receive_data(data):
+                if isinstance(event, h2.events.StreamEnded):
+                    server.send_headers(event.stream_id, [(":status", "200")])
+                    server.send_data(event.stream_id, b"end", pad_length=10, end_stream=True)
+            connection.sendall(server.data_to_send())
+
+    with transport_to(serve) as (transport, url):
+        for _ in range(3):
+            answer = transport.request("POST", url, {}, b"{}", 5.0)
+            assert (answer.status, answer.body.read(5.0), answer.body.read(5.0)) == (200, b"end", b"")
 
 
 def test_an_unused_connection_is_given_up() -> None:
