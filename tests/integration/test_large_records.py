@@ -1,4 +1,4 @@
-"""Records of 10 MiB and batches of 10,000 on the whole way, in both modes: all of them arrive, and memory is bounded."""
+"""Records of 10 MiB and batches of 10,000 on the whole way, in both modes: all arrive, and memory is bounded."""
 
 from __future__ import annotations
 

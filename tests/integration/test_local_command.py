@@ -36,7 +36,8 @@ def test_it_runs_until_a_signal(stop: signal.Signals) -> None:
         try:
             lines = properties_of(process)
             assert set(lines) == {
-                "streamName", "kinesisEndpoint", "dynamoDBEndpoint", "regionName", "metricsLevel", "AwsCredentialsProvider",
+                "streamName", "kinesisEndpoint", "dynamoDBEndpoint", "regionName", "metricsLevel",
+                "AwsCredentialsProvider",
             }  # fmt: skip
             client = boto3.client(
                 "kinesis",
