@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -244,8 +245,10 @@ def document(view: FleetView, selection: Selection) -> bytes:
 
 
 def _watch(observer: Observer, selection: Selection, every_s: float, *, as_json: bool) -> int:
-    """Until Ctrl-C; the exit code is that of the last look. Off a terminal each look is printed below the last."""
+    """Until Ctrl-C or TERM; the exit code is that of the last look. Off a terminal each look is printed below the last."""
     is_screen = sys.stdout.isatty() and not as_json
+    for number in (signal.SIGINT, signal.SIGTERM):  # A shell starts what runs in its background deaf to the first.
+        signal.signal(number, signal.default_int_handler)
     view = None
     try:
         if not is_screen:
