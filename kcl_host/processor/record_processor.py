@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from binascii import a2b_base64, b2a_base64
+from select import select
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -161,9 +162,10 @@ class Checkpointer:
 
     def _request(self, action: str, **fields: object) -> None:
         self._conversation.write({"action": action, **fields})
-        answer = self._conversation.read()
-        if answer is None:  # the host is gone or gave us up; somebody else goes on from the last checkpoint
+        line = self._conversation.read()
+        if not line:  # the host is gone or gave us up; somebody else goes on from the last checkpoint
             raise CheckpointError("ShutdownException")
+        answer = json.loads(line)
         if answer["action"] != "checkpoint":
             raise CheckpointError("InvalidStateException")
         if answer.get("error") is not None:
@@ -202,6 +204,25 @@ class RecordProcessor:
         """The worker is about to give the shard away: the last opportunity to checkpoint. lease_lost follows."""
         checkpointer._checkpoint_unless_lost()
 
+    def while_idle(self) -> float | None:
+        """Called before each wait for the host, the host being idle or busy elsewhere: a place for work of one's own.
+
+        Returns after how many seconds to call again should the host still say nothing; None: not before it did. While
+        it runs the host waits. There is no checkpointer: a checkpoint has to wait for the next method.
+        """
+        return None
+
+    def parse_line(self, line: bytes) -> dict[str, Any]:
+        """The message in a line of the host; what stands under "records" is what process_records gets.
+
+        To be overridden by a processor that reads records faster, or as something else than `Record`; they need to
+        have a `sequence_number` and a `sub_sequence_number`.
+        """
+        message: dict[str, Any] = json.loads(line)
+        if message["action"] == "processRecords":
+            message["records"] = [Record(fields) for fields in message["records"]]
+        return message
+
     millis_behind_latest: int | None = None
     """Of the current batch; None when the host does not know."""
     pending_checkpoint: PendingCheckpoint | None = None
@@ -210,7 +231,7 @@ class RecordProcessor:
 
 
 class _Conversation:
-    """Lines of JSON, one at a time."""
+    """Lines, one at a time: the host writes no line before the last one was answered, so none waits in a buffer."""
 
     def __init__(self, stdin: IO[bytes], stdout: IO[bytes]) -> None:
         self._stdin = stdin
@@ -219,13 +240,13 @@ class _Conversation:
         self.position = ("TRIM_HORIZON", 0)
         """Where a checkpoint without a number would be made now."""
 
-    def read(self) -> dict[str, Any] | None:
-        """The next message; None at EOF."""
-        line = self._stdin.readline()
-        if not line:
-            return None
-        message: dict[str, Any] = json.loads(line)
-        return message
+    def waits(self, seconds: float) -> bool:
+        """Whether the host says nothing for so long."""
+        return not select([self._stdin], [], [], seconds)[0]
+
+    def read(self) -> bytes:
+        """The next line; empty at EOF."""
+        return self._stdin.readline()
 
     def write(self, message: dict[str, Any]) -> None:
         self._stdout.write(json.dumps(message).encode() + b"\n")
@@ -241,7 +262,13 @@ def run(processor: RecordProcessor, stdin: IO[bytes] | None = None, stdout: IO[b
     if stdin is None or stdout is None:
         stdin, stdout = _take_standard_streams()
     conversation = _Conversation(stdin, stdout)
-    while (message := conversation.read()) is not None:
+    while True:
+        while (pause_s := processor.while_idle()) is not None and conversation.waits(pause_s):
+            pass
+        line = conversation.read()
+        if not line:
+            return
+        message = processor.parse_line(line)
         _perform(processor, message, conversation)
         conversation.write({"action": "status", "responseFor": message["action"]})
 
@@ -253,7 +280,7 @@ def _perform(processor: RecordProcessor, message: dict[str, Any], conversation: 
         processor.pending_checkpoint = _pending_checkpoint(message)
         processor.initialize(message["shardId"], message["sequenceNumber"], message["subSequenceNumber"])
     elif action == "processRecords":
-        records = [Record(fields) for fields in message["records"]]
+        records = message["records"]
         if records:
             conversation.position = records[-1].sequence_number, records[-1].sub_sequence_number
         processor.millis_behind_latest = message["millisBehindLatest"]

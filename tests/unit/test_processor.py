@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from typing import Any
 
 import pytest
@@ -266,3 +267,44 @@ def test_a_processor_finds_what_was_prepared_before_it(keys: dict[str, Any], exp
 
     converse(Looks(), INITIALIZE | {f"pendingCheckpoint{key}": value for key, value in keys.items()})
     assert found == [expected]
+
+
+class Fast(RecordProcessor):
+    """Reads lines its own way."""
+
+    def parse_line(self, line: bytes) -> dict[str, Any]:
+        message = super().parse_line(line)
+        if message["action"] == "processRecords":
+            message["records"] = message["records"][::2]
+        return message
+
+    def process_records(self, records: list[Record], checkpointer: Checkpointer) -> None:
+        self.numbers = [record.sequence_number for record in records]
+
+
+def test_a_processor_may_read_lines_its_own_way() -> None:
+    processor = Fast()
+    records = [RECORD | {"sequenceNumber": number} for number in ("1", "2", "3")]
+    converse(processor, PROCESS_RECORDS | {"records": records})
+    assert processor.numbers == ["1", "3"]
+
+
+def test_a_processor_has_work_of_its_own_while_the_host_is_silent() -> None:
+    """Called again after the time it asked for; a line of the host comes first."""
+    host, child = os.pipe(), os.pipe()
+    calls: list[float | None] = []
+
+    class Busy(Idle):
+        def while_idle(self) -> float | None:
+            calls.append(pause := next(pauses))
+            if pause is None:  # the host speaks only now
+                os.write(host[1], json.dumps(INITIALIZE).encode() + b"\n")
+                os.close(host[1])
+            return pause
+
+    pauses = iter([0.0, 0.001, None, 60.0])
+    with os.fdopen(host[0], "rb") as stdin, os.fdopen(child[1], "wb") as stdout, os.fdopen(child[0], "rb") as said:
+        run(Busy(), stdin, stdout)
+        stdout.flush()
+        assert json.loads(said.readline()) == status("initialize")
+    assert calls == [0.0, 0.001, None, 60.0]

@@ -1,0 +1,65 @@
+"""Every record once in the table, whatever crashes, fails, wakes up late or is cleaned up in between."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kcl_host.spark.position import Position
+from tests.spark.world import World, run
+
+# Sub-records of aggregates, and numbers whose order as text is another one.
+RECORDS = [
+    Position(number, sub)
+    for number in (7, 8, 9, 10, 11, 99, 100, 101, 1000, 1001)
+    for sub in range(3 if number % 2 else 1)
+]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@given(st.lists(st.integers(0, 1000), max_size=600), st.integers(1, 6), st.integers(2, 5))
+@settings(max_examples=60)
+def test_every_record_once(choices: list[int], trigger_records: int, fold_every: int) -> None:
+    run(World(choices, RECORDS, trigger_records=trigger_records, fold_every=fold_every), steps=len(choices) // 3)
+
+
+def play(seed: int, steps: int = 400) -> Counter[str]:
+    rng = random.Random(seed)
+    choices = [rng.randrange(1000) for _ in range(3 * steps)]
+    world = World(choices, RECORDS, trigger_records=rng.randint(1, 6), fold_every=rng.randint(2, 5))
+    try:
+        run(world, steps, maintenance=seed % 3 != 0)
+    except BaseException:
+        print(f"seed {seed}")
+        raise
+    return Counter(world.seen)
+
+
+def test_many_seeds() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(200):
+        seen += play(seed)
+    # A world in which nothing happens would prove nothing.
+    assert all(
+        seen[what] > 30 for what in ("crashed", "lease moved", "store failed", "compacted", "vacuumed", "rewound")
+    )
+
+
+@pytest.mark.stress
+def test_very_many_seeds() -> None:
+    first = random.randrange(2**32)
+    for seed in range(first, first + int(os.environ.get("KCL_HOST_STRESS_RUNS", "20000"))):
+        play(seed)
