@@ -245,7 +245,7 @@ def document(view: FleetView, selection: Selection) -> bytes:
 
 
 def _watch(observer: Observer, selection: Selection, every_s: float, *, as_json: bool) -> int:
-    """Until Ctrl-C or TERM; the exit code is that of the last look. Off a terminal each look is printed below the last."""
+    """Until Ctrl-C or TERM; the exit code is that of the last look. Off a terminal each look is below the last."""
     is_screen = sys.stdout.isatty() and not as_json
     for number in (signal.SIGINT, signal.SIGTERM):  # A shell starts what runs in its background deaf to the first.
         signal.signal(number, signal.default_int_handler)
