@@ -477,6 +477,7 @@ class Storm:
             renewal.join(30)
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 def test_a_storm_of_writes_and_lost_answers_on_one_lease(
     judge: DynamoDb, leases: DynamoDbLeaseTable, rounds: range
 ) -> None:

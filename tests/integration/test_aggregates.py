@@ -21,6 +21,7 @@ CHILD = f"{sys.executable} {Path(__file__).parent / 'children' / 'checkpoints_in
 HALF = 2**127
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 def test_child_and_host_killed_inside_an_aggregate_and_the_iterators_expire(tmp_path: Path) -> None:
     with Engines() as engines:
         engines.create_stream("numbers", 1)

@@ -11,7 +11,7 @@ import pytest
 from kcl_host.local.engines import Engines
 from tests.integration.counting import Counting
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.interop]  # Too long for the default tests: .ci/run has it.
 
 Break = Callable[[Engines, Counting], None]
 

@@ -238,7 +238,7 @@ def mixed(shift: int) -> Callable[[str], FaultKind]:
 @pytest.mark.parametrize(
     "kind_of",
     [
-        pytest.param(lambda _: "lost_answer", id="lost_answer"),
+        pytest.param(lambda _: "lost_answer", id="lost_answer", marks=pytest.mark.interop),
         *(pytest.param(mixed(n), id=f"mixed-{n}", marks=pytest.mark.stress) for n in range(len(KINDS))),
     ],
 )
@@ -330,6 +330,7 @@ def test_slow_answers_of_dynamodb_disturb_nothing(rig: Rig) -> None:
         check_undisturbed(host)
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 @pytest.mark.parametrize(("kind", "seconds"), away(3.0, "throttle", "hang", "lost_answer"))
 def test_leases_that_expire_meanwhile_are_taken_up_again(rig: Rig, kind: FaultKind, seconds: float) -> None:
     """And before that both engines refuse everything while the host starts."""

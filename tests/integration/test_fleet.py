@@ -121,6 +121,7 @@ def freeze(fleet: Fleet, name: str, other: str, frozen_s: float) -> None:
 # By default
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 def test_a_second_worker_gets_half_of_the_leases_and_all_of_them_when_the_first_one_stops(new_fleet: NewFleet) -> None:
     with new_fleet(10, checkpoint_each=3, **PATIENT) as fleet:
         fleet.start("a")

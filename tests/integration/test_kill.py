@@ -31,6 +31,7 @@ def test_kills_at_random_moments(tmp_path: Path, position: str) -> None:
     kill_for(STRESS_S / 2, tmp_path, position, seed=random.randrange(2**32))
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 @pytest.mark.parametrize("position", ["TRIM_HORIZON", "LATEST"])
 def test_a_few_kills(tmp_path: Path, position: str) -> None:
     kill_for(4, tmp_path, position, seed=1)

@@ -69,6 +69,7 @@ def test_an_application_that_never_started(counting: Counting) -> None:
     assert code == 1 and "1 PROBLEM" in text
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 def test_it_shows_the_truth_of_a_host_at_work_and_after_it(counting: Counting, engines: Engines) -> None:
     put(engines, 50)
     with Running(counting) as host:

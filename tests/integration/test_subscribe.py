@@ -154,7 +154,7 @@ def serving(transport: str, monkeypatch: pytest.MonkeyPatch, folder: Path, shard
         engine.stop()
 
 
-@pytest.fixture(params=["h2c", pytest.param("tls", marks=pytest.mark.interop), "http1"])
+@pytest.fixture(params=["h2c", *(pytest.param(one, marks=pytest.mark.interop) for one in ("tls", "http1"))])
 def any_rig(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Rig]:
     with serving(request.param, monkeypatch, tmp_path) as rig:
         yield rig

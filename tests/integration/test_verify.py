@@ -113,6 +113,7 @@ def test_a_good_child_passes_every_session(child: Path) -> None:
     assert lines[-1] == f"{len(load_sessions())} sessions without a deviation"
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 @pytest.mark.parametrize(
     ("fault", "session", "action", "message"),
     [
@@ -142,6 +143,7 @@ def test_a_deviation_is_reported(child: Path, fault: str, session: str, action: 
     assert message in first["message"]
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 def test_the_line_to_blame_is_shown(child: Path) -> None:
     options = ["--only", "records", "--timeout", "2", sys.executable, str(child)]
     exit_code, output = run(*options, "--fault=misspelt")
@@ -184,6 +186,7 @@ def example(language: str) -> str:
     return guide.split(f"```{language}\n")[1].split("```")[0]
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 def test_the_python_child_of_the_guide(tmp_path: Path) -> None:
     path = tmp_path / "child.py"
     path.write_text(example("python"))
@@ -245,6 +248,7 @@ EXTENSION = ("--extension", "prepareCheckpoint")
 OWN = ["prepare", "prepared-before", "prepare-refused", "prepare-shard-end"]
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 def test_a_child_that_prepares_its_checkpoints(tmp_path: Path) -> None:
     path = tmp_path / "child.py"
     path.write_text(PREPARING.replace("STATE", "bytes(4096)"))

@@ -98,7 +98,9 @@ class Checkpoints(RuleBasedStateMachine):
     @rule()
     def make_the_checkpoint_that_was_prepared(self) -> None:
         position = self.prepared.position
-        may_be_made = position <= self.state.largest_permitted
+        # At the end of the shard, too, a child may not go beyond what this one was given.
+        largest_delivered = self.state.at_shard_end or self.state.largest_permitted
+        may_be_made = position <= largest_delivered or (position.is_shard_end and self.ended)
         assert self.ask(position.sequence_number, position.sub_sequence_number) == may_be_made
         assert not may_be_made or self.row == position or (self.ended and self.row == AT_SHARD_END)
 

@@ -338,4 +338,4 @@ class Holder(RuleBasedStateMachine):
 
 
 TestHolder = Holder.TestCase
-TestHolder.settings = settings(max_examples=120, stateful_step_count=50)
+TestHolder.settings = settings(max_examples=60, stateful_step_count=50)

@@ -12,7 +12,7 @@ from tests.simulation.run import Failure, Setup, outcome_of, shrink, simulate
 pytestmark = pytest.mark.simulation
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", (0, 2, 3, 4))  # Single table, migrating and rolled back; all modes. More: the gate.
 def test_a_disturbed_fleet_keeps_every_promise(seed: int) -> None:
     outcome = simulate(Setup(seed=seed, workers=4, shards=10, hours=0.25, every_s=20.0))
     assert outcome.records > 100 and outcome.moves > 20, "or nothing was tried"
@@ -36,6 +36,7 @@ def test_a_seed_does_the_same_again() -> None:
     assert (first.counts, first.moves, first.redelivered) == (second.counts, second.moves, second.redelivered)
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 def test_a_broken_promise_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Consumers that do not wait for parent shards are caught, and few disturbances are left to show it."""
     monkeypatch.setattr("kcl_host.runtime.shard_consumer.is_blocked_on_parents", lambda parents: False)

@@ -48,6 +48,7 @@ def play(seed: int, steps: int = 400) -> Counter[str]:
     return Counter(world.seen)
 
 
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 def test_many_seeds() -> None:
     seen: Counter[str] = Counter()
     for seed in range(200):

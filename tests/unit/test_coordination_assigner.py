@@ -766,7 +766,7 @@ def test_a_leader_that_slept_takes_nobody_for_dead(asleep_s: float, kept_lock: b
 
 @pytest.mark.parametrize("after_s", [3.0, 9.0])
 @pytest.mark.parametrize("operation", ["list_leases", "list_workers", "get_all"])
-@pytest.mark.parametrize("leases", [6, 300])
+@pytest.mark.parametrize("leases", [6, pytest.param(300, marks=pytest.mark.interop)])
 def test_an_answer_that_was_long_in_coming_does_not_age_the_leases_it_shows(
     operation: str, after_s: float, leases: int
 ) -> None:
@@ -824,7 +824,9 @@ def test_a_read_proves_nothing_about_the_time_after_it_was_sent(slow: str) -> No
     assert fleet.owners() == {"s0": ME}
 
 
-@pytest.mark.parametrize("leases, lag_s", [(6, 2.0), (6, 6.0), (6, 12.0), (6, 30.0), (300, 12.0)])
+@pytest.mark.parametrize(
+    "leases, lag_s", [(6, 2.0), (6, 6.0), (6, 12.0), (6, 30.0), pytest.param(300, 12.0, marks=pytest.mark.interop)]
+)
 def test_stale_reads_do_not_let_a_lease_expire(leases: int, lag_s: float) -> None:
     """However old: before a lease is moved its row is read consistently."""
     fleet = a_fleet(ME, OTHER, leases=unowned(leases))
