@@ -60,18 +60,17 @@ _METRICS_TABLE: Final = "workerMetricStatsTableConfigBean"
 _STATE_TABLE: Final = "coordinatorStateTableConfigBean"
 
 
-def _client_keys(bean: str, service: str, endpoint: str, status: Status) -> tuple[Key, ...]:
+def _client_keys(bean: str, service: str, endpoint: str) -> tuple[Key, ...]:
     """The properties of one SDK client that work in Java; `endpoint` is the plain key of the same meaning."""
     override = f"The same as {endpoint}, and wins over it."
     return (
-        Key(f"{bean}.region", "region", None, f"{service}.region", "Region of this service only.", status=status),
+        Key(f"{bean}.region", "region", None, f"{service}.region", "Region of this service only."),
         Key(
             f"{bean}.endpointOverride",
             "uri",
             None,
             f"{service}.endpoint_url",
             override,
-            status=status,
             beats=(endpoint,),
         ),
         Key(
@@ -80,9 +79,8 @@ def _client_keys(bean: str, service: str, endpoint: str, status: Status) -> tupl
             "false",
             f"{service}.use_dualstack",
             "Dual-stack endpoint.",
-            status=status,
         ),
-        Key(f"{bean}.fipsEnabled", "boolean", "false", f"{service}.use_fips", "FIPS endpoint.", status=status),
+        Key(f"{bean}.fipsEnabled", "boolean", "false", f"{service}.use_fips", "FIPS endpoint."),
     )
 
 
@@ -151,9 +149,9 @@ _CLIENTS: Final = (
     Key("dynamoDBEndpoint", "uri", None, "dynamodb.endpoint_url", "Endpoint URL of DynamoDB."),
     Key("cloudWatchEndpoint", "uri", None, "cloudwatch.endpoint_url", "Endpoint URL of CloudWatch.",
         extension=True),
-    *_client_keys("kinesisClient", "kinesis", "kinesisEndpoint", "used"),
-    *_client_keys("dynamoDbClient", "dynamodb", "dynamoDBEndpoint", "used"),
-    *_client_keys("cloudWatchClient", "cloudwatch", "cloudWatchEndpoint", "used"),
+    *_client_keys("kinesisClient", "kinesis", "kinesisEndpoint"),
+    *_client_keys("dynamoDbClient", "dynamodb", "dynamoDBEndpoint"),
+    *_client_keys("cloudWatchClient", "cloudwatch", "cloudWatchEndpoint"),
     Key("dynamoDbClient.endpointDiscoveryEnabled", "boolean", "false", "", "Endpoint discovery of the Java SDK.",
         status=_NO_EFFECT),
 )

@@ -110,7 +110,7 @@ class Streams:
             stream
             for stream in self._configured
             if stream.name == identifier.name
-            and stream.account in (None, identifier.account, *((stream.account,) if not identifier.account else ()))
+            and (identifier.account is None or stream.account in (None, identifier.account))
             and stream.epoch in (None, identifier.epoch)
         ]
         # Of two with this name, that which names the account as well.
