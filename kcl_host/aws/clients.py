@@ -18,6 +18,7 @@ from botocore.session import Session
 
 from kcl_host import __version__
 from kcl_host.aws.credentials import session_for
+from kcl_host.aws.direct_reads import read_directly
 from kcl_host.aws.kinesis import install_fast_get_records
 from kcl_host.config.settings import ServiceSettings, Settings
 from kcl_host.errors import ConfigurationError
@@ -75,15 +76,16 @@ def dynamodb_client(settings: Settings, session: Session | None = None) -> Dynam
     return client
 
 
-def kinesis_client(settings: Settings, session: Session | None = None) -> KinesisClient:
+def kinesis_client(settings: Settings, session: Session | None = None, *, direct_reads: bool = True) -> KinesisClient:
     """For listing and polling. Raises as `clients_for`."""
+    session = session or service_session(settings.kinesis)
     config = Config(
         connect_timeout=KINESIS_CONNECT_TIMEOUT_S,
         read_timeout=settings.retrieval.request_timeout_s,
         max_pool_connections=KINESIS_POOL,
     )
     client: KinesisClient = _create("kinesis", settings.kinesis, config, session)
-    return client
+    return read_directly(client, session) if direct_reads else client
 
 
 def cloudwatch_client(settings: Settings, session: Session | None = None) -> Any:

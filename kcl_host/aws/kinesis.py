@@ -3,8 +3,9 @@
 GetRecords does not go through botocore's response parser, which takes ten times as long as everything else together
 (spec environment 2): a parser factory wrapped around the stock one hands the body of that one answer to msgspec, and
 the body of SubscribeToShard, which goes on, to subscribe.py.
-Endpoint, signature and errors stay botocore's. The factory is a component of the session, not a documented interface;
-whatever it cannot decode goes to the stock parser, and `_page_from_stock` reads what that returns.
+Endpoint, signature and errors stay botocore's (but see direct_reads.py, for which that parser decodes, too). The
+factory is a component of the session, not a documented interface; whatever it cannot decode goes to the stock parser,
+and `_page_from_stock` reads what that returns.
 """
 
 from __future__ import annotations
@@ -254,7 +255,9 @@ def page_of(wire: WirePage) -> RecordsPage:
 
 def _payload_bytes(records: list[Record]) -> int:
     """Bytes that the base64 texts stand for; every three bytes are four characters, padded with `=`."""
-    return sum([len(r.data) * 3 // 4 - r.data.count("=", -2) for r in records])
+    texts = [r.data for r in records]
+    padded = [text for text in texts if text[-1:] == "="]
+    return sum(map(len, texts)) * 3 // 4 - sum([text.count("=", -2) for text in padded])
 
 
 def _page_from_stock(answer: Mapping[str, Any]) -> RecordsPage:
