@@ -11,6 +11,7 @@ import os
 import sys
 from binascii import a2b_base64, b2a_base64
 from select import select
+from time import sleep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -126,6 +127,34 @@ class Checkpointer:
         """
         self._request("checkpoint", sequenceNumber=sequence_number, subSequenceNumber=sub_sequence_number)
 
+    def checkpoint_with_retry(
+        self,
+        sequence_number: str | None = None,
+        sub_sequence_number: int | None = None,
+        *,
+        attempts: int = 3,
+        pause_s: float = 1.0,
+    ) -> bool:
+        """As `checkpoint`, and again after a pause of `pause_s`, then twice that, and so on, while a refusal may pass.
+
+        False: not stored, since the lease is gone or the last attempt was refused too. Nothing is lost by that, the
+        next checkpoint makes up for it. Raises CheckpointError when the request itself was wrong. The host waits
+        meanwhile: all pauses together have to stay below its timeoutInSeconds, if that is set.
+        """
+        for attempt in range(attempts):
+            try:
+                self.checkpoint(sequence_number, sub_sequence_number)
+                return True
+            except CheckpointError as e:
+                if e.value == "ShutdownException":
+                    return False
+                if not e.may_pass:
+                    raise
+                print(f"WARN checkpoint refused: {e.value}", file=sys.stderr, flush=True)
+                if attempt + 1 < attempts:
+                    sleep(pause_s * 2**attempt)
+        return False
+
     @property
     def can_prepare(self) -> bool:
         """Whether the host offers prepare_checkpoint: protocolExtensions = prepareCheckpoint."""
@@ -171,12 +200,6 @@ class Checkpointer:
         if answer.get("error") is not None:
             raise CheckpointError(answer["error"])
 
-    def _checkpoint_unless_lost(self) -> None:
-        try:
-            self.checkpoint()
-        except CheckpointError as e:
-            if e.value != "ShutdownException":
-                raise
 
 
 class RecordProcessor:
@@ -198,11 +221,11 @@ class RecordProcessor:
 
     def shard_ended(self, checkpointer: Checkpointer) -> None:
         """Every record of the closed shard was delivered. Must checkpoint, or its child shards cannot start."""
-        checkpointer._checkpoint_unless_lost()
+        checkpointer.checkpoint_with_retry()
 
     def shutdown_requested(self, checkpointer: Checkpointer) -> None:
         """The worker is about to give the shard away: the last opportunity to checkpoint. lease_lost follows."""
-        checkpointer._checkpoint_unless_lost()
+        checkpointer.checkpoint_with_retry()
 
     def while_idle(self) -> float | None:
         """Called before each wait for the host, the host being idle or busy elsewhere: a place for work of one's own.

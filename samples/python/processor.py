@@ -9,7 +9,7 @@ class Printer(RecordProcessor):
     def process_records(self, records: list[Record], checkpointer: Checkpointer) -> None:
         for record in records:
             print(record.partition_key, record.data.decode(errors="replace"), file=sys.stderr)
-        checkpointer.checkpoint()
+        checkpointer.checkpoint_with_retry()
 
 
 if __name__ == "__main__":

@@ -98,8 +98,38 @@ def test_the_defaults_checkpoint_when_it_is_the_last_opportunity() -> None:
 
 def test_the_defaults_take_a_lost_lease_calmly_and_nothing_else() -> None:
     assert converse(Idle(), SHUTDOWN_REQUESTED, answer("ShutdownException"))[-1] == status("shutdownRequested")
-    with pytest.raises(CheckpointError, match="ThrottlingException"):
-        converse(Idle(), SHARD_ENDED, answer("ThrottlingException"))
+    with pytest.raises(CheckpointError, match="IllegalArgumentException"):
+        converse(Idle(), SHARD_ENDED, answer("IllegalArgumentException"))
+
+
+THROTTLED = answer("ThrottlingException")
+
+
+@pytest.mark.parametrize(
+    ("answers", "stored"),
+    [
+        ([answer()], True),
+        ([THROTTLED, answer("KinesisClientLibDependencyException"), answer()], True),
+        ([THROTTLED] * 3, False),
+        ([THROTTLED, answer("ShutdownException")], False),
+    ],
+    ids=["at once", "the third time", "never", "lease lost meanwhile"],
+)
+def test_a_checkpoint_is_asked_for_again_while_the_refusal_may_pass(
+    answers: list[dict[str, Any]], stored: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results: list[bool] = []
+
+    class Retries(RecordProcessor):
+        def process_records(self, records: list[Record], checkpointer: Checkpointer) -> None:
+            results.append(checkpointer.checkpoint_with_retry("495", 2, attempts=3, pause_s=0.0))
+
+    written = converse(Retries(), PROCESS_RECORDS, *answers)
+    assert results == [stored]
+    assert written == [request("495", 2)] * len(answers) + [status("processRecords")]
+    assert capsys.readouterr().err.count("WARN checkpoint refused") == sum(
+        one["error"] in ("ThrottlingException", "KinesisClientLibDependencyException") for one in answers
+    )
 
 
 @pytest.mark.parametrize(
