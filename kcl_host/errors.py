@@ -96,6 +96,10 @@ class InvalidPosition(KclHostError):
     """Kinesis does not accept the position or the iterator."""
 
 
+class SparkServerFailed(KclHostError):
+    """The local Spark server could not be started."""
+
+
 class ChildError(KclHostError):
     """The child process failed."""
 

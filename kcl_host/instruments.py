@@ -44,6 +44,9 @@ class ShardInstruments(Protocol):
 
     def iterator_expired(self) -> None: ...
 
+    def dead_lettered(self) -> None:
+        """A poison record stands in the dead letter, and is passed."""
+
     def end(self) -> None:
         """Nothing will be reported any more; what was is still published. Any number of times."""
 
@@ -68,6 +71,9 @@ class Instruments(Protocol):
     def merge_parent_missing(self) -> None: ...
 
     def merge_parent_lease_missing(self) -> None: ...
+
+    def child_reported(self, points: Mapping[str, float]) -> None:
+        """What a child says of its micro-batches: names of the operation MicroBatch."""
 
     # Leases of this worker
 
@@ -99,6 +105,9 @@ class Instruments(Protocol):
 
     def started(self, *, success: bool) -> None:
         """Once: the worker runs, or has given up."""
+
+    def requested(self, api: str, resource: str, read_units: float, write_units: float) -> None:
+        """After a request to DynamoDB or Kinesis; `resource`: table or stream, units as DynamoDB says."""
 
     def reporting_load(self) -> Measured:
         """Around the write of the worker's metric stats."""

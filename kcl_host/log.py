@@ -11,13 +11,17 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Final, Literal, TextIO
 
 import msgspec
 
 CHILD: Final = "kcl_host.child"
 MASK: Final = "***"
+KINDS: Final = 1000
+MINUTE_S: Final = 60.0
+REPEATED: Final = 60
+"""So many lines of one kind, WARNING or worse, are written in a minute."""
 
 _WHO: Final = ("worker", "stream", "shard", "lease_key", "child_pid")
 _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -26,12 +30,13 @@ _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"
 _SECRET_KEY: Final = re.compile(r"secret|passw|credential|private.?key|access.?key|authorization|signature", re.I)
 _TOKEN_KEY: Final = re.compile(r"(?:^|[^a-z])(?:security|session|auth|access|bearer|api)?[_-]?token$", re.I)
 _SECRET_TEXT: Final = re.compile(
-    r"""((?:secret[\w.-]*key|secretkey|passw(?:or)?d|(?:session|security)[_-]?token|authorization|x-amz-signature)
+    r"""((?:secret[\w.-]{0,40}key|secretkey|passw(?:or)?d|(?:session|security)[_-]?token|authorization|x-amz-signature)
         ["']?\s*[=:]\s*["']?)((?:AWS4-HMAC-SHA256|Bearer|Basic)\s+)?[^\s"',;&}]+""",
     re.I | re.X,
 )
-_FOLD: Final = re.compile(r"\s*[\r\n\x0b\x0c\x1c-\x1e\x85\u2028\u2029]\s*")
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_BREAKS: Final = re.compile(r"[\r\n\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+")
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""And what turns the direction of text on a screen."""
 _PLAIN: Final = re.compile(r"""[^\s"'=\\]+""")
 
 
@@ -48,7 +53,7 @@ def configure(
     `level` counts for kcl_host. Libraries are heard from WARNING on: at DEBUG botocore writes signatures. A second call
     replaces the first.
     """
-    handler = _Handler(stream)
+    handler = _Handler(stream, Repetition(time.monotonic))
     facts = {"worker": worker, "stream": kinesis_stream}
     handler.setFormatter(JsonFormatter(facts) if format == "json" else TextFormatter(facts))
     root = logging.getLogger()
@@ -74,8 +79,48 @@ class _Bound(logging.LoggerAdapter[logging.Logger]):
         return msg, {**kwargs, "extra": {**(self.extra or {}), **(kwargs.get("extra") or {})}}
 
 
+class Repetition:
+    """Which lines of one kind are written when it comes again and again: of a WARNING or worse, whoever it is about,
+    the first REPEATED in each minute.
+
+    The last of them says so, and the first of a later minute how many were left out before. A DynamoDB that is down
+    makes a line per lease and second otherwise. Lines of children are theirs to limit. Not thread-safe.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._counts: dict[tuple[str, str, object], tuple[float, int]] = {}
+        """By logger, message and action: when its minute began, and how many came in it."""
+
+    def allows(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING or record.name == CHILD:
+            return True
+        kind, now_s = (record.name, str(record.msg), getattr(record, "action", None)), self._monotonic()
+        since_s, count = self._counts.get(kind, (now_s, 0))
+        if now_s - since_s >= MINUTE_S:
+            if count > REPEATED:
+                vars(record)["left_out"] = count - REPEATED
+            since_s, count = now_s, 0
+        if len(self._counts) >= KINDS:
+            self._counts.clear()  # Somebody's messages are no constants.
+        count += 1
+        self._counts[kind] = since_s, count
+        if count == REPEATED:
+            vars(record)["more"] = "left out for a minute"
+        return count <= REPEATED
+
+
 class _Handler(logging.StreamHandler[TextIO]):
     """Ours, to be told from those of others on the root logger."""
+
+    def __init__(self, stream: TextIO, repetition: Repetition) -> None:
+        super().__init__(stream)
+        self._repetition = repetition
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Under the lock of the handler."""
+        if self._repetition.allows(record):
+            super().emit(record)
 
 
 class TextFormatter(logging.Formatter):
@@ -129,7 +174,17 @@ def timestamp(epoch_s: float) -> str:
 
 def one_line(text: str) -> str:
     """The text on one line, its line breaks as ` | `, other control characters (colours of a child) escaped."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", _FOLD.sub(" | ", text.strip("\r\n")))
+    pieces = _BREAKS.split(text.strip("\r\n"))
+    if len(pieces) > 1:
+        text = " | ".join(filter(None, map(str.strip, pieces)))
+    else:
+        text = pieces[0]
+    return escaped(text)
+
+
+def escaped(text: str) -> str:
+    """The text without control characters but tabs and line ends: what strangers wrote must not rule a terminal."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def masked_text(text: str) -> str:

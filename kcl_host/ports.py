@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from kcl_host.model.dead_letter import DeadLetter
 from kcl_host.model.lease import Lease, LeaseListing, TableState, WriteOutcome
 from kcl_host.model.records import RecordsPage
 from kcl_host.model.sequence import ExtendedSequenceNumber, IteratorPosition
@@ -295,6 +296,14 @@ class Subscriber(Protocol):
 
         Raises SubscriptionInUse, InvalidPosition, ConsumerGone; StreamNotFound when the shard or the stream is gone;
         Throttled, Unavailable, AccessError.
+        """
+
+
+class DeadLetters(Protocol):
+    def put(self, letter: DeadLetter) -> None:
+        """Returns once the letter is durable; the same one may be put again.
+
+        Raises Throttled, Unavailable, AccessError, ConfigurationError: it may stand there all the same.
         """
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 from botocore.config import Config
@@ -18,7 +18,7 @@ from botocore.session import Session
 
 from kcl_host import __version__
 from kcl_host.aws.credentials import session_for
-from kcl_host.aws.direct_reads import read_directly
+from kcl_host.aws.direct_calls import GET_RECORDS, UPDATE_ITEM, call_directly
 from kcl_host.aws.kinesis import install_fast_get_records
 from kcl_host.config.settings import ServiceSettings, Settings
 from kcl_host.errors import ConfigurationError
@@ -34,6 +34,8 @@ KINESIS_POOL: Final = 128
 """Connections are made as they are needed; beyond this number they are not kept."""
 CLOUDWATCH_CONNECT_TIMEOUT_S: Final = 1.0
 CLOUDWATCH_READ_TIMEOUT_S: Final = 5.0
+DEAD_LETTER_CONNECT_TIMEOUT_S: Final = 2.0
+DEAD_LETTER_READ_TIMEOUT_S: Final = 15.0
 CLOUDWATCH_ATTEMPTS: Final = 2
 """What is throttled would be lost; and nothing depends on whether a request took effect."""
 
@@ -65,18 +67,21 @@ def clients_for(settings: Settings) -> Clients:
     )
 
 
-def dynamodb_client(settings: Settings, session: Session | None = None) -> DynamoDBClient:
+def dynamodb_client(settings: Settings, session: Session | None = None, *, direct_calls: bool = True) -> DynamoDBClient:
     """For all three tables. Raises as `clients_for`."""
+    session = session or service_session(settings.dynamodb)
     config = Config(
         connect_timeout=DYNAMODB_CONNECT_TIMEOUT_S,
         read_timeout=settings.lease.request_timeout_s,
         max_pool_connections=DYNAMODB_POOL,
     )
     client: DynamoDBClient = _create("dynamodb", settings.dynamodb, config, session)
+    if direct_calls:
+        call_directly(client, session, UPDATE_ITEM)
     return client
 
 
-def kinesis_client(settings: Settings, session: Session | None = None, *, direct_reads: bool = True) -> KinesisClient:
+def kinesis_client(settings: Settings, session: Session | None = None, *, direct_calls: bool = True) -> KinesisClient:
     """For listing and polling. Raises as `clients_for`."""
     session = session or service_session(settings.kinesis)
     config = Config(
@@ -85,7 +90,9 @@ def kinesis_client(settings: Settings, session: Session | None = None, *, direct
         max_pool_connections=KINESIS_POOL,
     )
     client: KinesisClient = _create("kinesis", settings.kinesis, config, session)
-    return read_directly(client, session) if direct_reads else client
+    if direct_calls:
+        call_directly(client, session, GET_RECORDS)
+    return client
 
 
 def cloudwatch_client(settings: Settings, session: Session | None = None) -> Any:
@@ -97,6 +104,18 @@ def cloudwatch_client(settings: Settings, session: Session | None = None) -> Any
         max_pool_connections=1,
     )
     return _create("cloudwatch", settings.cloudwatch, config, session)
+
+
+def dead_letter_client(name: Literal["sqs", "s3"], settings: Settings, region: str | None = None) -> Any:
+    """With the credentials of Kinesis, and its region unless another one is given. Raises as `clients_for`."""
+    service = ServiceSettings(
+        region=region or settings.kinesis.region,
+        credentials=settings.kinesis.credentials,
+        use_dualstack=settings.kinesis.use_dualstack,
+        use_fips=settings.kinesis.use_fips,
+    )
+    config = Config(connect_timeout=DEAD_LETTER_CONNECT_TIMEOUT_S, read_timeout=DEAD_LETTER_READ_TIMEOUT_S)
+    return _create(name, service, config, None)
 
 
 def service_session(service: ServiceSettings) -> Session:

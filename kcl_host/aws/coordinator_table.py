@@ -60,9 +60,12 @@ class DynamoDbCoordinatorTable:
         if item is None:
             return None
         try:
+            duration_ms = int(_required(item, "leaseDuration"))
+            if abs(duration_ms) >= 2**63:
+                raise Undecodable("leaseDuration is no number of 64 bits")
             return LeaderLock(
                 owner_name=_required(item, "ownerName"),
-                lease_duration_ms=int(_required(item, "leaseDuration")),
+                lease_duration_ms=duration_ms,
                 record_version_number=_required(item, "recordVersionNumber"),
                 is_released="isReleased" in item,
             )

@@ -94,14 +94,20 @@ _NOT_CONFIGURED: Final = (NoRegionError, InvalidRegionError, ParamValidationErro
 class Resource(msgspec.Struct, frozen=True):
     """What requests are about."""
 
-    service: Literal["dynamodb", "kinesis", "cloudwatch"]
+    service: Literal["dynamodb", "kinesis", "cloudwatch", "sqs", "s3"]
     name: str
 
     def __str__(self) -> str:
         return f"{_NOUNS[self.service]} {self.name}"
 
 
-_NOUNS: Final = {"dynamodb": "table", "kinesis": "stream", "cloudwatch": "metrics namespace"}
+_NOUNS: Final = {
+    "dynamodb": "table",
+    "kinesis": "stream",
+    "cloudwatch": "metrics namespace",
+    "sqs": "queue",
+    "s3": "bucket",
+}
 
 
 @contextmanager

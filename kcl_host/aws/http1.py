@@ -23,8 +23,8 @@ from urllib3.util import wait_for_read
 
 _HEAD_BYTES: Final = 16 * 1024
 """The longest head that is understood; also the largest record of TLS."""
-_PIECE_BYTES: Final = 64 * 1024
-"""What is received from the network at once. OpenSSL keeps a buffer of that size for each connection."""
+_PIECE_BYTES: Final = 256 * 1024
+"""The most that is received from the network at once. OpenSSL keeps a buffer for what came at once."""
 _MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 _HEAD: Final = re.compile(rb"HTTP/1\.1 ([2-5]\d\d)(?: [^\r\n]*)?\r\n")
 _LENGTH: Final = re.compile(rb"(?i)\r\ncontent-length:[ \t]*(\d{1,9})[ \t]*(?=\r\n)")
@@ -57,10 +57,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Connections:
-    """The connections of one client. Shared state: the idle ones, newest last, and `_closed`, guarded by `_lock`.
-
-    `_loading` guards the context: it is held while certificates are loaded, which is done once for all who wait.
-    """
+    """The connections of one client. Shared state: the idle ones, newest last, and `_closed`, guarded by `_lock`."""
 
     def __init__(
         self, *, connect_timeout_s: float, read_timeout_s: float, keepalive: bool, ca_bundle: str | None, limit: int
@@ -74,8 +71,6 @@ class Connections:
         self._keepalive = keepalive
         self._ca_bundle = ca_bundle
         self._limit = limit
-        self._context: ssl.SSLContext | None = None
-        self._loading = threading.Lock()
         self._lock = threading.Lock()
         self._idle: list[_Connection] = []
         self._closed = False
@@ -83,20 +78,21 @@ class Connections:
     def __repr__(self) -> str:
         return f"<Connections {len(self._idle)} idle>"
 
-    def exchange(self, origin: Origin, message: bytes, url: str) -> Answer:
-        """Sends a whole request and returns the answer. It may be sent twice, so it must be one that changes nothing.
+    def exchange(self, origin: Origin, message: bytes, url: str, *, repeatable: bool) -> Answer:
+        """Sends a whole request and returns the answer. One that changes nothing is `repeatable`: it may be sent twice.
 
         Twice only if a kept connection breaks before a byte of the answer: the server has closed it meanwhile.
         Raises NoConnection, Unusual; of botocore ConnectTimeoutError, ReadTimeoutError and ConnectionClosedError,
         about `url`.
         """
-        connection = self._take(origin)
-        if connection is not None:
-            try:
-                return self._use(connection, message, url)
-            except _NothingCame:
-                pass
+        kept = self._take(origin)
         try:
+            if kept is not None:
+                try:
+                    return self._use(kept, message, url)
+                except _NothingCame:
+                    if not repeatable:
+                        raise
             return self._use(self._connect(origin, url), message, url)
         except _NothingCame as error:
             raise ConnectionClosedError(error=error.__cause__, request=None, endpoint_url=url) from error
@@ -152,7 +148,7 @@ class Connections:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._keepalive:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            wire = _Tls(sock, self._tls(), origin.host) if origin.scheme == "https" else _Plain(sock)
+            wire = _Tls(sock, _trusting(self._ca_bundle), origin.host) if origin.scheme == "https" else _Plain(sock)
             sock.settimeout(self._read_timeout_s)
         except TimeoutError as error:  # Of the handshake; botocore names it so, too.
             sock.close()
@@ -162,15 +158,23 @@ class Connections:
             raise NoConnection(str(error)) from error
         return _Connection(origin, sock, wire)
 
-    def _tls(self) -> ssl.SSLContext:
-        with self._loading:
-            if self._context is None:
-                context: ssl.SSLContext = create_urllib3_context()
-                context.check_hostname = True
-                context.set_alpn_protocols(["http/1.1"])
-                context.load_verify_locations(self._ca_bundle or get_cert_path(True))
-                self._context = context
-            return self._context
+
+_contexts: Final[dict[str | None, ssl.SSLContext]] = {}
+"""By bundle, for the whole process: each is a megabyte, and 40 ms of work."""
+_loading: Final = threading.Lock()
+"""Held while certificates are loaded, which is done once for all who wait."""
+
+
+def _trusting(ca_bundle: str | None) -> ssl.SSLContext:
+    with _loading:
+        context = _contexts.get(ca_bundle)
+        if context is None:
+            context = create_urllib3_context()
+            context.check_hostname = True
+            context.set_alpn_protocols(["http/1.1"])
+            context.load_verify_locations(ca_bundle or get_cert_path(True))
+            _contexts[ca_bundle] = context
+        return context
 
 
 class _NothingCame(Exception):

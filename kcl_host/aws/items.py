@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from typing import Any, Final
 
 from kcl_host.model.lease import Lease
@@ -21,6 +21,8 @@ Item = Mapping[str, Any]
 LEASE: Final = "LEASE"
 
 _SIX_DIGITS: Final = Decimal("0.000001")
+_ANY_FLOAT: Final = Context(prec=330)
+_LONG: Final = range(-(2**63), 2**63)
 
 
 class Undecodable(ValueError):
@@ -36,7 +38,7 @@ def number(value: int) -> dict[str, str]:
 
 def decimal(value: float) -> dict[str, str]:
     """At most six decimals, half up, never an exponent (Java: BigDecimal.setScale(6, HALF_UP))."""
-    return {"N": format(Decimal(str(value)).quantize(_SIX_DIGITS, ROUND_HALF_UP).normalize(), "f")}
+    return {"N": format(Decimal(str(value)).quantize(_SIX_DIGITS, ROUND_HALF_UP, _ANY_FLOAT).normalize(), "f")}
 
 
 def text(value: str) -> dict[str, str]:
@@ -160,10 +162,15 @@ def read_text(item: Item, name: str) -> str | None:
 
 
 def read_integer(item: Item, name: str) -> int | None:
+    """A Java Long; JSON, too, has no place for more."""
     value = _number(item, name)
-    if value is not None and value != value.to_integral_value():
+    if value is None:
+        return None
+    if value != value.to_integral_value():
         raise Undecodable(f"{name} = {value} is not an integer")
-    return None if value is None else int(value)
+    if not _LONG.start <= value < _LONG.stop:
+        raise Undecodable(f"{name} = {value} is no number of 64 bits")
+    return int(value)
 
 
 def read_float(item: Item, name: str) -> float | None:
@@ -185,6 +192,8 @@ def _number(item: Item, name: str) -> Decimal | None:
         value = Decimal(item[name]["N"])
     except (KeyError, TypeError, InvalidOperation):
         raise Undecodable(f"{name} is not a number") from None
+    if not value.is_finite():
+        raise Undecodable(f"{name} is not a number")
     return value
 
 

@@ -3,7 +3,7 @@
 GetRecords does not go through botocore's response parser, which takes ten times as long as everything else together
 (spec environment 2): a parser factory wrapped around the stock one hands the body of that one answer to msgspec, and
 the body of SubscribeToShard, which goes on, to subscribe.py.
-Endpoint, signature and errors stay botocore's (but see direct_reads.py, for which that parser decodes, too). The
+Endpoint, signature and errors stay botocore's (but see direct_calls.py, for which that parser decodes, too). The
 factory is a component of the session, not a documented interface; whatever it cannot decode goes to the stock parser,
 and `_page_from_stock` reads what that returns.
 """
@@ -14,20 +14,26 @@ import base64
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
+from botocore.exceptions import HTTPClientError
+from botocore.parsers import ResponseParserError
 from botocore.session import Session
 
 from kcl_host.aws.faults import Resource, error_code, translated
 from kcl_host.errors import ExpiredIterator, InvalidPosition, KclHostError, Throttled, Unavailable
 from kcl_host.model.records import Record, RecordsPage
-from kcl_host.model.sequence import IteratorPosition
+from kcl_host.model.sequence import MAX_DIGITS, IteratorPosition
 from kcl_host.model.shard import ChildShard, HashKeyRange, Shard, ShardFilter, StreamSummary
 
 if TYPE_CHECKING:
     from mypy_boto3_kinesis.client import KinesisClient
 
+DAMAGE: Final = (
+    ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError, msgspec.MsgspecError,
+)  # fmt: skip
+"""What parsers raise, ours and botocore's, at an answer that is not what it should be."""
 _FAST: Final = "KclHostPage"
 """Key under which the wrapped parser returns the typed answer."""
 RAW_EVENTS: Final = "KclHostEvents"
@@ -114,7 +120,10 @@ class KinesisStream:
         """Raises ExpiredIterator, InvalidPosition; StreamNotFound also when only the shard is gone."""
         with translated(self._resource, _MEANT_BY_READS):
             answer: Any = self._client.get_records(ShardIterator=iterator, Limit=limit, **self._arn)
-        return page_of(answer[_FAST]) if _FAST in answer else _page_from_stock(answer)
+        try:
+            return page_of(answer[_FAST]) if _FAST in answer else _page_from_stock(answer)
+        except DAMAGE as error:
+            raise Unavailable(f"{self._resource}: the answer of GetRecords is damaged: {damage(error)}") from error
 
     def _list_page(self, request: dict[str, Any]) -> Any:
         """None when the stream is being created or deleted."""
@@ -161,11 +170,15 @@ def _hash_key_range(hash_key_range: Any) -> HashKeyRange:
 # GetRecords
 
 
+_FAR_S: Final = 1e15
+"""Milliseconds of such a time are still an integer of 64 bits."""
+
+
 class _WireRecord(msgspec.Struct, gc=False, rename="pascal"):
     sequence_number: str
     partition_key: str
     data: str
-    approximate_arrival_timestamp: float = 0.0
+    approximate_arrival_timestamp: Annotated[float, msgspec.Meta(ge=-_FAR_S, le=_FAR_S)] = 0.0
 
 
 class _WireRange(msgspec.Struct, gc=False, rename="pascal"):
@@ -182,7 +195,7 @@ class _WireChildShard(msgspec.Struct, gc=False, rename="pascal"):
 class WirePage(msgspec.Struct, gc=False, rename="pascal"):
     records: list[_WireRecord]
     next_shard_iterator: str | None = None
-    millis_behind_latest: int | None = None
+    millis_behind_latest: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     child_shards: list[_WireChildShard] | None = None
     continuation_sequence_number: str | None = None
     """Of an event of SubscribeToShard, in place of the iterator."""
@@ -202,39 +215,56 @@ class _ParserFactory:
         self._stock = stock
 
     def create_parser(self, protocol_name: str) -> _Parser:
-        return _Parser(self._stock.create_parser(protocol_name))
+        return _Parser(self._stock.create_parser(protocol_name), is_json=protocol_name == "json")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stock, name)
 
 
 class _Parser:
-    """Takes over for a good JSON answer to GetRecords, and for SubscribeToShard once it is accepted."""
+    """Takes over for a good JSON answer to GetRecords, and for SubscribeToShard once it is accepted.
 
-    def __init__(self, stock: Any) -> None:
+    The stock parser takes what is no JSON (the page of a proxy) for an empty answer, and at what is none of its model
+    raises what Python happens to raise: either is an error of botocore here.
+    """
+
+    def __init__(self, stock: Any, *, is_json: bool) -> None:
         self._stock = stock
+        self._is_json = is_json
 
     def parse(self, response: Mapping[str, Any], shape: Any) -> Any:
         if shape is not None and shape.name == "GetRecordsOutput" and response["status_code"] == 200:
             try:
                 page = _decode(response["body"])
-            except msgspec.MsgspecError:
+            except DAMAGE:
                 pass
             else:
                 return {_FAST: page, "ResponseMetadata": {"HTTPStatusCode": 200, "HTTPHeaders": response["headers"]}}
         if shape is not None and shape.name == "SubscribeToShardOutput" and response["status_code"] == 200:
             return {RAW_EVENTS: response["body"], "ResponseMetadata": {"HTTPStatusCode": 200}}
-        return self._stock.parse(response, shape)
+        if self._is_json and response["status_code"] == 200 and response["body"][:1] not in (b"{", b""):
+            raise HTTPClientError(error=f"the answer is no JSON object, it begins {bytes(response['body'][:40])!r}")
+        try:
+            return self._stock.parse(response, shape)
+        except (*DAMAGE, ResponseParserError) as error:
+            raise HTTPClientError(error=f"the answer is damaged: {damage(error)}") from error
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stock, name)
 
 
+def damage(error: Exception) -> str:
+    """For a message. Not its repr: that of a UnicodeDecodeError has the whole answer in it, records and all."""
+    return f"{type(error).__name__}: {error!s:.200}"
+
+
 def page_of(wire: WirePage) -> RecordsPage:
+    """Raises what is in DAMAGE."""
     records = [
         Record(r.data, r.partition_key, r.sequence_number, round(r.approximate_arrival_timestamp * 1000))
         for r in wire.records
     ]
+    _require_numbers(records)
     return RecordsPage(
         records=records,
         next_iterator=wire.next_shard_iterator or wire.continuation_sequence_number,
@@ -253,36 +283,26 @@ def page_of(wire: WirePage) -> RecordsPage:
     )
 
 
+def _require_numbers(records: list[Record]) -> None:
+    """Of all at once, since one by one costs as much as half of the rest."""
+    numbers = [r.sequence_number for r in records]
+    lengths = set(map(len, numbers))
+    if records and not ("".join(numbers).encode().isdigit() and 0 < min(lengths) and max(lengths) <= MAX_DIGITS):
+        raise ValueError("a sequence number is not a number")
+
+
 def _payload_bytes(records: list[Record]) -> int:
     """Bytes that the base64 texts stand for; every three bytes are four characters, padded with `=`."""
     texts = [r.data for r in records]
-    padded = [text for text in texts if text[-1:] == "="]
-    return sum(map(len, texts)) * 3 // 4 - sum([text.count("=", -2) for text in padded])
+    return sum(map(len, texts)) * 3 // 4 - "".join([text[-2:] for text in texts]).count("=")
 
 
 def _page_from_stock(answer: Mapping[str, Any]) -> RecordsPage:
+    """Raises what is in DAMAGE: botocore checks no types."""
     if "Records" not in answer:  # botocore takes a body that is no JSON for an empty answer
-        raise Unavailable("kinesis:GetRecords: the answer is damaged")
-    records = [
-        Record(
-            base64.b64encode(r["Data"]).decode(),
-            r["PartitionKey"],
-            r["SequenceNumber"],
-            round(r["ApproximateArrivalTimestamp"].timestamp() * 1000) if "ApproximateArrivalTimestamp" in r else 0,
-        )
-        for r in answer["Records"]
-    ]
-    return RecordsPage(
-        records=records,
-        next_iterator=answer.get("NextShardIterator"),
-        millis_behind_latest=answer.get("MillisBehindLatest"),
-        child_shards=tuple(
-            ChildShard(
-                shard_id=child["ShardId"],
-                parent_shard_ids=tuple(child["ParentShards"]),
-                hash_key_range=_hash_key_range(child["HashKeyRange"]),
-            )
-            for child in answer.get("ChildShards", ())
-        ),
-        payload_bytes=_payload_bytes(records),
-    )
+        raise ValueError("there are no records")
+    records = [r | {"Data": base64.b64encode(r["Data"]).decode()} for r in answer["Records"]]
+    for record in records:
+        if (arrival := record.get("ApproximateArrivalTimestamp")) is not None:
+            record["ApproximateArrivalTimestamp"] = arrival.timestamp()
+    return page_of(msgspec.convert({**answer, "Records": records}, WirePage))

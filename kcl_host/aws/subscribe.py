@@ -7,6 +7,7 @@ given to it as the answer. By HTTP/1.1 (fanoutTransport = http1) botocore sends 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -23,7 +24,7 @@ from botocore.utils import get_environ_proxies
 from kcl_host.aws.clients import KINESIS_CONNECT_TIMEOUT_S, kinesis_client
 from kcl_host.aws.faults import Resource, translated
 from kcl_host.aws.http2 import Http2Stream, Http2Transport, NoAnswer, NotConnected, Response, StartThread
-from kcl_host.aws.kinesis import RAW_EVENTS, KinesisStream, WirePage, page_of
+from kcl_host.aws.kinesis import DAMAGE, RAW_EVENTS, KinesisStream, WirePage, damage, page_of
 from kcl_host.aws.stream_consumer import StreamConsumer
 from kcl_host.config.settings import RetrievalSettings, Settings
 from kcl_host.errors import (
@@ -174,8 +175,8 @@ class Subscription:
             if headers.get(":event-type") != "SubscribeToShardEvent":
                 return None  # initial-response, or something that does not concern us.
             return page_of(_decode(message.payload))
-        except (ParserError, StopIteration, ValueError, msgspec.MsgspecError) as error:
-            raise Unavailable(f"{self._resource}: the event stream is damaged: {error!r}") from error
+        except (*DAMAGE, ParserError, StopIteration, struct.error) as error:
+            raise Unavailable(f"{self._resource}: the event stream is damaged: {damage(error)}") from error
 
     def _refusal(self, message: EventStreamMessage) -> KclHostError:
         headers: Any = message.headers

@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 EXTENSIONS = "KCL_HOST_PROTOCOL_EXTENSIONS"
 """Names the additions to the protocol that are switched on, between commas (protocol/PROTOCOL.md section 12)."""
 CREATED = "KCL_HOST_STREAM_CREATED"
+_OURS = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+"""For talking to the service manager: what a child said there would be taken for the host's word."""
 _STDIN_PIPE_BYTES = 256 * 1024
 """A larger pipe saves context switches on long lines. Not 1 MiB: one user's pipes may hold 64 MiB together
 (pipe-user-pages-soft); past that every new pipe of that user shrinks to a page or two."""
@@ -67,7 +69,7 @@ def child_environment(
     if stream_created_s is not None:
         announced[CREATED] = str(stream_created_s)
     return {
-        **{name: value for name, value in base.items() if name not in (EXTENSIONS, CREATED)},
+        **{name: value for name, value in base.items() if name not in (EXTENSIONS, CREATED, *_OURS)},
         "KCL_HOST_APPLICATION": application,
         "KCL_HOST_STREAM": stream,
         "KCL_HOST_SHARD": shard,

@@ -25,7 +25,7 @@ _LEVELS = {
 _HEAD = 100
 """Characters at the start of a line in which a level is looked for; further in it is the message that says "ERROR"."""
 
-_JSON_LEVEL = re.compile(r'"(?:level|levelname|log\.level|severity|lvl)"\s*:\s*(?:"(\w+)"|(\d+))', re.IGNORECASE)
+_JSON_LEVEL = re.compile(r'"(?:level|levelname|log\.level|severity|lvl)"\s*:\s*(?:"(\w+)"|(\d{1,9}))', re.IGNORECASE)
 _WORD = re.compile(r"\b(?:TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|SEVERE|FATAL|CRITICAL|PANIC)\b")
 _MARKED = re.compile(
     r"(?:^|[\[<(]|\b(?:level|lvl|severity)[=:]\s*\"?)(" + "|".join(_LEVELS) + r")(?=[\])>:\s\"]|$)", re.I

@@ -11,9 +11,12 @@ from collections.abc import Iterable
 import click
 import msgspec
 
+from kcl_host.cli.spark_server import starts_here, what_is_missing
 from kcl_host.config.findings import Effective, Finding, InvalidConfiguration
 from kcl_host.config.properties import load_settings
+from kcl_host.config.settings import SparkSettings
 from kcl_host.errors import ConfigurationError
+from kcl_host.log import escaped
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -53,7 +56,11 @@ def check(file: str | None, properties_file: str | None, strict: bool, as_json: 
             hostname=socket.gethostname(),
             known_regions=known_regions(),
         )
-        findings = (*loaded.findings, *_command_findings(loaded.settings.child.command, path))
+        findings = (
+            *loaded.findings,
+            *_command_findings(loaded.settings.child.command, path),
+            *_spark_findings(loaded.settings.spark, path),
+        )
         _show(path, loaded.origins, findings, as_json=as_json, show_all=show_all)
     except InvalidConfiguration as invalid:
         _show(path, invalid.origins, invalid.findings, as_json=as_json, show_all=show_all)
@@ -65,6 +72,18 @@ def _command_findings(command: tuple[str, ...], path: str) -> tuple[Finding, ...
         return ()
     text = f"{path}: executableName: {command[0]} is not found on the PATH of this machine, or is not executable"
     return (Finding(severity="warning", key="executableName", line=None, message=text),)
+
+
+def _spark_findings(spark: SparkSettings, path: str) -> tuple[Finding, ...]:
+    if spark.server is None:
+        return ()
+    if not starts_here(spark, os.environ):
+        problem: str | None = "spark.server is ignored, the environment has SPARK_REMOTE"
+    else:
+        problem = what_is_missing()
+    if problem is None:
+        return ()
+    return (Finding(severity="warning", key="spark.server", line=None, message=f"{path}: {problem}"),)
 
 
 def _show(
@@ -79,13 +98,14 @@ def _show(
     _print_table(path, rows)
     for finding in findings:
         if finding.severity == "warning":
-            click.echo(f"warning: {finding.message}")
+            click.echo(escaped(f"warning: {finding.message}"))
 
 
 def _print_table(path: str, rows: list[Effective]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from kcl_host.cli.terminal import console
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("key", "value", "origin", "status"):
@@ -95,4 +115,4 @@ def _print_table(path: str, rows: list[Effective]) -> None:
         origin = row.origin.replace(f"{path}:", "line ", 1)
         status = Text(row.status, style="" if row.status == "used" else "yellow")
         table.add_row(Text(row.key), value, Text(origin, style="dim"), status)
-    Console(highlight=False).print(table)
+    console(width=None).print(table)

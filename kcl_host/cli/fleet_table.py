@@ -11,6 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from kcl_host.cli.terminal import printable
 from kcl_host.decisions.fleet_looks import STATES, LeaseState
 from kcl_host.decisions.fleet_report import (
     Finding,
@@ -51,6 +52,7 @@ _METRIC: Final = {"C": "cpu", "M": "mem", "NI": "in", "NO": "out"}
 
 def page(view: FleetView, selection: Selection, width: int) -> RenderableType:
     """Everything for a terminal that scrolls."""
+    view = printable(view)
     rows = None if selection.all else ROWS
     workers = None if selection.all else WORKER_ROWS
     return Group(*_top(view, selection, width, workers), *_lease_tables(view, selection, width, rows))
@@ -58,6 +60,7 @@ def page(view: FleetView, selection: Selection, width: int) -> RenderableType:
 
 def screen(view: FleetView, selection: Selection, console: Console) -> RenderableType:
     """As much as fits on a screen that is drawn again and again."""
+    view = printable(view)
     workers = max(3, min(WORKER_ROWS, console.height // 4))
     top = Group(*_top(view, selection, console.width, workers))
     left = console.height - len(console.render_lines(top)) - 4

@@ -7,6 +7,7 @@ a host that starts loads nothing of the demo or the checks.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -22,7 +23,10 @@ COMMANDS: Final = {
     "check": "show the effective configuration and what is wrong with it",
     "status": "show the fleet: who reads what, how far behind, what is wrong",
     "top": "the same, drawn again every 2 seconds, busiest shards first",
+    "doctor": "will this deployment run? credentials, permissions, tables, streams, this machine",
+    "plan": "show which leases the leader would move, and with more or fewer workers",
     "verify": "try a record processor against the protocol, without AWS",
+    "replay": "set where shards are read from, back or forward, while the fleet runs",
     "migrate-leases": "bring the leases of a single-stream application into a multi-stream table",
     "local": "run the embedded Kinesis and DynamoDB engines",
     "demo": "see it all at work, with nothing but this machine",
@@ -93,6 +97,12 @@ def cli(ctx: click.Context) -> None:
 
 def main() -> None:
     """Runs the command line and ends the process with the documented exit code."""
+    if os.getpid() == 1 and not COMMANDS.keys() - {"run"} & set(sys.argv[1:2]):
+        # Now, while there is little in memory: this process stays beside the host's.
+        from kcl_host.cli.init_process import fork_from_init
+
+        if (code := fork_from_init()) is not None:
+            sys.exit(code)
     try:
         status = cli.main(standalone_mode=False)
     except click.ClickException as error:
@@ -103,6 +113,8 @@ def main() -> None:
     except KclHostError as error:
         if "--debug" in sys.argv:
             traceback.print_exc()
-        click.echo(f"kcl-host: {error}", err=True)
+        from kcl_host.log import escaped
+
+        click.echo(escaped(f"kcl-host: {error}"), err=True)
         status = error.exit_code
     sys.exit(status if isinstance(status, int) else 0)

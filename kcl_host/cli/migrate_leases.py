@@ -11,6 +11,7 @@ import msgspec
 
 from kcl_host.cli.run import read_settings
 from kcl_host.errors import ConfigurationError
+from kcl_host.log import one_line
 
 if TYPE_CHECKING:
     from kcl_host.config.settings import Settings
@@ -115,9 +116,10 @@ class _Progress:
 
 
 def _print_plan(settings: Settings, to_table: str, preview: LeaseMigrationPreview, *, applied: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from kcl_host.cli.terminal import console
 
     plan = preview.plan
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -134,7 +136,7 @@ def _print_plan(settings: Settings, to_table: str, preview: LeaseMigrationPrevie
         )
         if move.note:
             table.add_row("", "", "", "", Text(move.note, style="yellow"))
-    Console(highlight=False).print(table)
+    console(width=None).print(table)
     count = sum(not move.is_there for move in plan.moves)
     click.echo(
         f"{len(plan.moves)} leases, {count} of them {'written' if applied else 'to be written'}, as {plan.stream}"
@@ -143,12 +145,12 @@ def _print_plan(settings: Settings, to_table: str, preview: LeaseMigrationPrevie
         click.echo(f"table {to_table} will be created, with its index")
     if preview.client_version is not None:
         verb = "copied" if applied else "to be copied"
-        click.echo(f"item Migration3.0 ({preview.client_version.client_version}): {verb}")
+        click.echo(one_line(f"item Migration3.0 ({preview.client_version.client_version}): {verb}"))
     if left := [kind for kind in plan.left_behind if kind != "CLIENT_VERSION_MIGRATION"]:
-        click.echo(f"not copied, since the workers write their own: rows of type {', '.join(left)}")
+        click.echo(one_line(f"not copied, since the workers write their own: rows of type {', '.join(left)}"))
     if not applied:
         if preview.reporting:
-            click.echo(f"workers that reported of late: {', '.join(preview.reporting)}")
+            click.echo(one_line(f"workers that reported of late: {', '.join(preview.reporting)}"))
         click.echo("Nothing was written. Stop every worker of the application, then run this again with --apply.")
 
 

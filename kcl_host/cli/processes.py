@@ -20,6 +20,8 @@ import msgspec
 
 from kcl_host.decisions.start_pacing import start_pause_s
 from kcl_host.ports import Clock
+from kcl_host.runtime.service_manager import VARIABLES as SERVICE_VARIABLES
+from kcl_host.runtime.service_manager import ServiceManager
 from kcl_host.runtime.signals import watch_signals
 from kcl_host.runtime.threads import start_thread
 
@@ -34,6 +36,9 @@ WORTH_A_RESTART: Final = (1,)
 """Exit codes that may be another one next time, and any signal. The rest is an answer: all stop."""
 
 
+GO_ON_AFTER: Final = (signal.SIGHUP, signal.SIGUSR1)
+
+
 class _Event(msgspec.Struct, frozen=True):
     """A signal that the parent got, or the exit of a process, or that it is time to start it."""
 
@@ -46,12 +51,21 @@ class WorkerProcesses:
     """`run` blocks until all have ended. Belongs to the main thread."""
 
     def __init__(
-        self, command: Sequence[str], count: int, environ: Mapping[str, str], clock: Clock, rng: random.Random
+        self,
+        command: Sequence[str],
+        count: int,
+        environ: Mapping[str, str],
+        clock: Clock,
+        rng: random.Random,
+        lifelines: tuple[int, ...] = (),
     ) -> None:
-        """`command` starts a worker; its number is in its environment."""
+        """`command` starts a worker; its number is in its environment. `lifelines` are descriptors that stay open in
+        each, so that whoever reads their other end knows when the last has gone."""
+        self._lifelines = lifelines
         self._command = command
         self._count = count
-        self._environ = environ
+        self._service_manager = ServiceManager(environ)
+        self._environ = {name: value for name, value in environ.items() if name not in SERVICE_VARIABLES}
         self._clock = clock
         self._rng = rng
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
@@ -64,9 +78,11 @@ class WorkerProcesses:
 
     def run(self) -> int:
         """The exit code: 0 when all stopped as asked, else that of the first that did not."""
-        watch_signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), lambda n: self._events.put(_Event(signal=n)))
+        watched = (signal.SIGTERM, signal.SIGINT, *GO_ON_AFTER)
+        watch_signals(watched, lambda n: self._events.put(_Event(signal=n)))
         for number in range(self._count):
             self._start(number)
+        self._service_manager.ready(f"{self._count} worker processes")
         code = 0
         while self._running or (self._due_s and not self._is_stopping):
             event = self._next_event()
@@ -81,9 +97,12 @@ class WorkerProcesses:
 
     def _next_event(self) -> _Event | None:
         """None when the time of a process has come, which is started."""
-        pause_s = None if self._is_stopping or not self._due_s else min(self._due_s.values()) - self._clock.monotonic()
+        due_s = [] if self._is_stopping else [due_s - self._clock.monotonic() for due_s in self._due_s.values()]
+        if (alive_s := self._service_manager.alive_interval_s) is not None:
+            self._service_manager.alive()
+            due_s.append(alive_s)
         try:
-            return self._events.get(timeout=None if pause_s is None else max(pause_s, 0.0))
+            return self._events.get(timeout=max(min(due_s), 0.0) if due_s else None)
         except queue.Empty:
             now_s = self._clock.monotonic()
             for number in [number for number, due_s in self._due_s.items() if due_s <= now_s]:
@@ -98,6 +117,7 @@ class WorkerProcesses:
             stdin=subprocess.PIPE,
             env={**self._environ, NUMBER: str(number)},
             start_new_session=True,
+            pass_fds=self._lifelines,
         )
         self._started_s[number] = self._clock.monotonic()
         start_thread(
@@ -111,7 +131,9 @@ class WorkerProcesses:
         )
 
     def _pass_on(self, number: int) -> None:
-        self._is_stopping = self._is_stopping or number != signal.SIGHUP
+        if number not in GO_ON_AFTER:
+            self._is_stopping = True
+            self._service_manager.stopping("stops")
         for process in self._running.values():
             process.send_signal(number)
 

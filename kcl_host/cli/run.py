@@ -10,20 +10,27 @@ import secrets
 import signal
 import socket
 import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 import msgspec
 
 from kcl_host import log
 from kcl_host.cli.processes import WorkerProcesses, number_of_this_process, watch_parent
+from kcl_host.cli.spark_server import REMOTE, spark_for_children, starts_here
 from kcl_host.config.findings import log_findings
 from kcl_host.config.keys import KEYS
 from kcl_host.config.properties import Loaded, load_settings
-from kcl_host.config.settings import StreamSettings
+from kcl_host.config.settings import Settings, StreamSettings
 from kcl_host.errors import ConfigurationError, FleetRolledBack
 from kcl_host.runtime.clock import SystemClock
+
+if TYPE_CHECKING:
+    from kcl_host.endpoint.service import Endpoint
+    from kcl_host.runtime.transcripts import TranscriptFolder
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +53,13 @@ _NOT_GIVEN = ("default", "derived")
 @click.option("--log-level", type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False))
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="One line per event either way. Default: text.")
 @click.option("--debug", is_flag=True, help="DEBUG logs, and a traceback with an error.")
+@click.option(
+    "--transcript",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Writes what is exchanged with each child to files there, for `kcl-host verify --replay`; without payloads.",
+)
+@click.option("--transcript-payloads", is_flag=True, help="Payloads, partition keys and stray output as they are, too.")
 def run(
     file: Path | None,
     properties_file: Path | None,
@@ -53,12 +67,15 @@ def run(
     log_level: str | None,
     log_format: Literal["text", "json"] | None,
     debug: bool,
+    transcript: Path | None,
+    transcript_payloads: bool,
 ) -> int:
     """Run a worker of the application that FILE describes.
 
     TERM or INT ends it in order: children are asked to checkpoint, leases are released, exit code 0. A second
     signal ends it at once. HUP reads FILE again, which a host of several streams does each minute too: streams that
-    were added or removed are taken over, the rest waits for a restart. Logs go to stderr.
+    were added or removed and logLevel are taken over, the rest waits for a restart and is named. USR1 writes the state
+    of the host to the log: leases, children, queues, the stack of each thread. Logs go to stderr.
     """
     path = properties_file or file
     if path is None:
@@ -87,12 +104,19 @@ def run(
             "two properties files given, the option wins", extra={"action": "configuration", "file": str(path)}
         )
     raise_descriptor_limit()
-    if is_parent:
+    spark = loaded.settings.spark
+    if number is None and spark.server is not None and not starts_here(spark, os.environ):
+        facts = {"action": "configuration", "remote": os.environ[REMOTE]}
+        _log.warning("spark.server is ignored, the environment has SPARK_REMOTE", extra=facts)
+    transcripts = new_transcripts(transcript, transcript_payloads)
+    clock, rng = SystemClock(), random.Random()
+    with spark_for_children(spark, os.environ, clock, rng) as (environ, lifelines):
+        if not is_parent:
+            return serve(loaded, path, environ, transcripts)
         command = [sys.executable, "-m", "kcl_host", "run", *sys.argv[1:]]
         if sys.argv[1:2] == ["run"]:
             command.remove("run")
-        return WorkerProcesses(command, loaded.settings.processes, os.environ, SystemClock(), random.Random()).run()
-    return serve(loaded, path)
+        return WorkerProcesses(command, loaded.settings.processes, environ, clock, rng, lifelines).run()
 
 
 def as_process(loaded: Loaded, number: int) -> Loaded:
@@ -130,6 +154,7 @@ class Configuration:
     def __init__(self, loaded: Loaded, path: Path) -> None:
         self._loaded = loaded
         self._path = path
+        self._log_level = loaded.log_level
         self._said: object = None
 
     def streams(self) -> tuple[StreamSettings, ...] | None:
@@ -141,6 +166,11 @@ class Configuration:
             return None
         old, new = ({e.key: e.value for e in loaded.origins if e.origin != "derived"} for loaded in (self._loaded, now))
         changed = [key for key in {**old, **new} if old.get(key) != new.get(key) and not _is_about_streams(key)]
+        if now.log_level != self._log_level:
+            self._log_level = now.log_level
+            logging.getLogger("kcl_host").setLevel(now.log_level)
+            _log.info("logLevel has changed", extra={"action": "configuration", "log_level": now.log_level})
+        changed = [key for key in changed if key != "logLevel"]
         if now.settings.multi_stream != self._loaded.settings.multi_stream or not now.settings.multi_stream:
             changed += [key for key in STREAM_KEYS if old.get(key) != new.get(key)]
         if changed:
@@ -156,25 +186,40 @@ class Configuration:
             _log.warning(message, extra={"action": "configuration", **facts})
 
 
-def serve(loaded: Loaded, path: Path) -> int:
+def new_transcripts(folder: Path | None, payloads: bool) -> TranscriptFolder | None:
+    """Raises ConfigurationError when the folder cannot be written to."""
+    if folder is None:
+        return None
+    from kcl_host.runtime.transcripts import TranscriptFolder
+
+    transcripts = TranscriptFolder(folder, SystemClock(), secrets.token_bytes(16), payloads=payloads)
+    transcripts.prepare()
+    return transcripts
+
+
+def serve(loaded: Loaded, path: Path, environ: Mapping[str, str], transcripts: TranscriptFolder | None = None) -> int:
     from kcl_host.runtime.outside import connect
     from kcl_host.runtime.shard_consumers import StoppedAtOnce
     from kcl_host.runtime.signals import watch_signals
     from kcl_host.runtime.supervisor import Supervisor
 
     configuration = Configuration(loaded, path)
+    endpoint = new_endpoint(loaded.settings)
 
     def new_worker() -> Supervisor:
-        return Supervisor(
+        outside = connect(
             loaded.settings,
-            connect(
-                loaded.settings,
-                environ=dict(os.environ),
-                clock=SystemClock(),
-                rng=random.Random(),
-                read_streams=configuration.streams,
-            ),
+            environ=environ,
+            clock=SystemClock(),
+            rng=random.Random(),
+            read_streams=configuration.streams,
+            note_line=endpoint.recent.note_line if endpoint else None,
+            transcripts=transcripts,
         )
+        worker = Supervisor(loaded.settings, outside)
+        if endpoint:
+            endpoint.show(worker, outside)
+        return worker
 
     worker = new_worker()
     received: list[int] = []
@@ -183,27 +228,40 @@ def serve(loaded: Loaded, path: Path) -> int:
         if number == signal.SIGHUP:
             worker.reread()
             return
+        if number == signal.SIGUSR1:
+            worker.write_state()
+            return
         received.append(number)
         (worker.request_stop if len(received) == 1 else worker.stop_now)()
 
-    watch_signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), act)
+    watch_signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1), act)
     if number_of_this_process(os.environ) is not None:
         watch_parent(lambda: act(signal.SIGTERM))
-    while True:
-        try:
-            worker.run()
-            return 0
-        except FleetRolledBack as error:
-            if received:
+    with endpoint or nullcontext():
+        while True:
+            try:
+                worker.run()
                 return 0
-            _log.warning("this worker starts anew", extra={"action": "worker_starts_anew", "reason": str(error)})
-            worker = new_worker()
-            if received:  # Between the last look and this worker: nobody else would tell it.
-                worker.request_stop()
-        except StoppedAtOnce:
-            # A thread may still wait for an answer of AWS; who signals twice does not want to wait with it.
-            logging.shutdown()
-            os._exit(128 + received[-1])
+            except FleetRolledBack as error:
+                if received:
+                    return 0
+                _log.warning("this worker starts anew", extra={"action": "worker_starts_anew", "reason": str(error)})
+                worker = new_worker()
+                if received:  # Between the last look and this worker: nobody else would tell it.
+                    worker.request_stop()
+            except StoppedAtOnce:
+                # A thread may still wait for an answer of AWS; who signals twice does not want to wait with it.
+                logging.shutdown()
+                os._exit(128 + received[-1])
+
+
+def new_endpoint(settings: Settings) -> Endpoint | None:
+    """None when the configuration asks for none; it is imported only then."""
+    if not settings.endpoint.port:
+        return None
+    from kcl_host.endpoint.service import Endpoint
+
+    return Endpoint(settings, SystemClock(), os.getpid(), number_of_this_process(os.environ))
 
 
 def raise_descriptor_limit() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
@@ -19,17 +18,20 @@ from kcl_host.decisions.fleet_report import FleetView, seconds
 from kcl_host.decisions.fleet_selection import SORT_KEYS, Selection, SortKey, select
 from kcl_host.decisions.fleet_view import view_fleet
 from kcl_host.errors import ConfigurationError, KclHostError
+from kcl_host.log import escaped
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from kcl_host.coordination.fleet_snapshot import FleetReader
+    from kcl_host.decisions.fleet_cost import Cost, Prices
 
 SCHEMA: Final = 1
 """Of --json; grows when a field changes its meaning or goes."""
 LAG_EVERY_S: Final = 10.0
 """How often a watch asks Kinesis; between, the last answers are shown."""
-PIPE_WIDTH: Final = 140
+READ_TIMEOUT_S: Final = 20.0
+"""No lease depends on these requests, unlike a worker's: of a large table an answer may take its time."""
 SAID_LAG_SHARDS: Final = 500
 """From so many shards on the cost of --lag is said before it is paid."""
 
@@ -78,7 +80,13 @@ def fleet_options(command: Any) -> Any:
 @click.option("--sort", type=click.Choice(SORT_KEYS), default="key", show_default=True, help="Order of the leases.")
 @click.option("--watch", type=click.FloatRange(min=0.2), metavar="S", help="Look again each S seconds, until Ctrl-C.")
 @click.option("--observe", type=click.FloatRange(min=0), metavar="S", help="Look twice, S seconds apart, then show.")
-def status(watch: float | None, observe: float | None, **options: Any) -> int:
+@click.option("--cost", "show_cost", is_flag=True, help="Estimate what the fleet costs a day; best with --observe 60.")
+@click.option(
+    "--price", "given_prices", multiple=True, metavar="NAME=USD", help="A price for --cost; see docs/status.md."
+)
+def status(
+    watch: float | None, observe: float | None, show_cost: bool, given_prices: tuple[str, ...], **options: Any
+) -> int:
     """Show the fleet of an application: workers, leases, and what is wrong, from its DynamoDB tables.
 
     Works whoever the workers are, Java's KCL 3.x too. It reads only: a DescribeTable, up to five GetItem, and scans of
@@ -101,7 +109,10 @@ def status(watch: float | None, observe: float | None, **options: Any) -> int:
     Exit codes: 0 no problem found, 1 at least one (the lines with !!; every kind is in docs/status.md),
     2 wrong configuration or usage, 3 nothing could be read for want of credentials or permissions.
     """
-    return run_status(watch=watch, observe=observe, **options)
+    from kcl_host.cli.cost_table import prices_of
+
+    prices = prices_of(given_prices) if show_cost or given_prices else None
+    return run_status(watch=watch, observe=observe, prices=prices, **options)
 
 
 def run_status(
@@ -119,7 +130,9 @@ def run_status(
     sort: str,
     watch: float | None,
     observe: float | None,
+    prices: Prices | None = None,
 ) -> int:
+    """With `prices` the cost is estimated too, but on a screen."""
     path = properties_file or file
     if path is None:
         raise ConfigurationError("no properties file given: kcl-host status -p FILE")
@@ -137,12 +150,12 @@ def run_status(
         reader, settings, selection, ask_lag=ask_lag or max_lag is not None, max_lag_s=max_lag, say=_say
     )
     if watch is not None:
-        return _watch(observer, selection, watch, as_json=as_json)
+        return _watch(observer, selection, watch, as_json=as_json, prices=prices)
     view = observer.look()
     if observe:
         time.sleep(observe)
         view = observer.look()
-    _print(view, selection, as_json=as_json, console=None if as_json else _console())
+    _print(view, observer.cost(view, prices), selection, console=None if as_json else _console())
     return int(view.is_wrong)
 
 
@@ -155,7 +168,8 @@ def fleet_reader(settings: Settings) -> FleetReader:
     from kcl_host.runtime.services import lease_table_of, metadata_tables_of, stream_of
     from kcl_host.runtime.threads import SystemThreads
 
-    clients = clients_for(settings)
+    patient = msgspec.structs.replace(settings.lease, request_timeout_s=READ_TIMEOUT_S)
+    clients = clients_for(msgspec.structs.replace(settings, lease=patient))
     return FleetReader(
         lease_table_of(clients.dynamodb, settings),
         metadata_tables_of(clients.dynamodb, settings),
@@ -199,6 +213,12 @@ class Observer:
         view = view_fleet(snapshot, self._looks, self._settings)
         return diagnose(view, snapshot, self._settings, max_lag_s=self._max_lag_s)
 
+    def cost(self, view: FleetView, prices: Prices | None) -> Cost | None:
+        """None without prices."""
+        from kcl_host.decisions.fleet_cost import estimate_cost
+
+        return None if prices is None else estimate_cost(view, self._settings, prices)
+
     def _take(self) -> FleetSnapshot:
         """In a later look that fails the last picture stays, and the failure is told with it."""
         before = self._snapshot
@@ -237,14 +257,16 @@ class Observer:
         return msgspec.structs.replace(snapshot, failures=(*snapshot.failures, *self._lag_failures))
 
 
-def document(view: FleetView, selection: Selection) -> bytes:
+def document(view: FleetView, selection: Selection, cost: Cost | None = None) -> bytes:
     """The JSON of --json on one line: the fields of FleetView, of the leases those that match (docs/status.md)."""
     fields = msgspec.structs.asdict(view)
     fields["leases"] = select(view, selection)
+    if cost is not None:
+        fields["cost"] = cost
     return msgspec.json.encode({"schema": SCHEMA, "ok": not view.is_wrong, **fields})
 
 
-def _watch(observer: Observer, selection: Selection, every_s: float, *, as_json: bool) -> int:
+def _watch(observer: Observer, selection: Selection, every_s: float, *, as_json: bool, prices: Prices | None) -> int:
     """Until Ctrl-C or TERM; the exit code is that of the last look. Off a terminal each look is below the last."""
     is_screen = sys.stdout.isatty() and not as_json
     for number in (signal.SIGINT, signal.SIGTERM):  # A shell starts what runs in its background deaf to the first.
@@ -255,7 +277,7 @@ def _watch(observer: Observer, selection: Selection, every_s: float, *, as_json:
             console = None if as_json else _console()
             while True:
                 view = observer.look()
-                _print(view, selection, as_json=as_json, console=console, watched=True)
+                _print(view, observer.cost(view, prices), selection, console=console, watched=True)
                 time.sleep(every_s)
         from rich.live import Live
 
@@ -274,26 +296,29 @@ def _watch(observer: Observer, selection: Selection, every_s: float, *, as_json:
 
 
 def _print(
-    view: FleetView, selection: Selection, *, as_json: bool, console: Console | None, watched: bool = False
+    view: FleetView, cost: Cost | None, selection: Selection, *, console: Console | None, watched: bool = False
 ) -> None:
+    """As JSON where there is no console."""
     if console is None:
-        text = document(view, selection)
+        text = document(view, selection, cost)
         click.echo((text if watched else msgspec.json.format(text, indent=2)).decode())
         return
     from kcl_host.cli.fleet_table import page
 
     console.print(page(view, selection, console.width))
+    if cost is not None:
+        from kcl_host.cli.cost_table import cost_page
+
+        console.print(cost_page(cost))
     if watched:
         console.print()
 
 
 def _console() -> Console:
-    """A pipe has no width: lines are as long as all columns need."""
-    from rich.console import Console
+    from kcl_host.cli.terminal import console
 
-    has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if has_width else PIPE_WIDTH, highlight=False)
+    return console()
 
 
 def _say(message: str) -> None:
-    click.echo(message, err=True)
+    click.echo(escaped(message), err=True)

@@ -1,92 +1,35 @@
 """`kcl-host verify CMD...`: is this program a record processor that keeps to the MultiLang protocol?
 
-Plays the host's part of protocol/transcripts to it, one process per session, without AWS. What breaks the protocol, or
-would stall a shard, is a deviation; what is only worth knowing is a note.
+Plays the host's part of protocol/transcripts to it, or that of recorded sessions, one process per session, without AWS.
+What breaks the protocol, or would stall a shard, is a deviation; what is only worth knowing is a note.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.resources
-import os
-import time
-from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Final
 
 import click
 import msgspec
 
 import kcl_host
-from kcl_host.child.process import child_environment, describe_exit, start_child
-from kcl_host.config.settings import ChildSettings
-from kcl_host.decisions import checkpoint
-from kcl_host.errors import ChildError, ChildExited, ChildStartFailed
-from kcl_host.model.sequence import ExtendedSequenceNumber
-from kcl_host.multilang.dialogue import (
-    ActionDone,
-    CheckpointRequested,
-    Dialogue,
-    Event,
-    Noise,
-    PrepareCheckpointRequested,
-)
-from kcl_host.multilang.messages import (
-    PREPARE_CHECKPOINT,
-    Action,
-    CheckpointAnswer,
-    CheckpointRequest,
-    Initialize,
-    LeaseLost,
-    PrepareCheckpointRequest,
-    ProcessRecords,
-    ShardEnded,
-    decode_host_line,
-    encode_line,
-    with_prepared,
-)
-from kcl_host.multilang.transcript import Transcript, parse_transcript
-from kcl_host.ports import Child, Reply
+from kcl_host.cli.verify_report import badge, junit, print_session, print_summary, summary
+from kcl_host.cli.verify_session import SessionReport, steps_of, verify_command
+from kcl_host.errors import ChildStartFailed
+from kcl_host.multilang.messages import PREPARE_CHECKPOINT
+from kcl_host.multilang.transcript import Transcript, TranscriptError, parse_transcript
 
-_STRAY_OUTPUT_S = 0.05
-"""How long to listen after an answer for output that nobody asked for."""
-_STDERR_LINES = 5
+__all__ = ["load_sessions", "steps_of", "stress_session", "verify", "verify_command"]
 
-
-class Deviation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """`action` is the open action, or the last one; `line` what the child wrote, where a line is to blame."""
-
-    action: str
-    message: str
-    line: str | None = None
-
-
-class SessionReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One session; `ok` without deviations. `stderr` is the end of what the child said there."""
-
-    session: str
-    title: str
-    ok: bool
-    duration_s: float
-    checkpoints: int
-    deviations: tuple[Deviation, ...]
-    notes: tuple[str, ...]
-    stderr: tuple[str, ...]
-
-
-class VerifyReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    command: tuple[str, ...]
-    ok: bool
-    notes: tuple[str, ...]
-    sessions: tuple[SessionReport, ...]
-
-
-class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """An action, and how the transcript answers the checkpoint requests within it, in their order."""
-
-    action: Action
-    answers: tuple[str | None, ...]
+OPTIONAL: Final = "optional"
+"""The folder of the sessions that not every child has to pass."""
+STRESS: Final = "stress"
+_STRESS_RECORDS: Final = "100 x 1KB"
+_MAX_TRANSCRIPT_BYTES: Final = 256 * 1024 * 1024
 
 
 def protocol_folder() -> Traversable:
@@ -98,7 +41,7 @@ def protocol_folder() -> Traversable:
 def load_sessions(extensions: Sequence[str] = ()) -> list[Transcript]:
     """The transcripts to play, in the order of their files' numbers, which are not part of their names.
 
-    Those of an extension are in a folder of its name and come last.
+    Those of an extension (or of `OPTIONAL`) are in a folder of its name and come last.
     """
     folder = protocol_folder() / "transcripts"
     return [
@@ -109,199 +52,34 @@ def load_sessions(extensions: Sequence[str] = ()) -> list[Transcript]:
     ]
 
 
-def steps_of(transcript: Transcript, extensions: Sequence[str] = ()) -> list[Step]:
-    """The host's part: what it sends by itself. The end of the session closes stdin."""
-    steps: list[Step] = []
-    for entry in transcript.entries:
-        if entry.who == "host" and entry.text is not None:
-            message = decode_host_line(entry.text)
-            if (
-                PREPARE_CHECKPOINT in extensions
-                and isinstance(message, Initialize)
-                and message.pending_checkpoint_sequence_number is msgspec.UNSET
-            ):
-                message = with_prepared(message, None)
-            if isinstance(message, CheckpointAnswer):
-                steps[-1] = msgspec.structs.replace(steps[-1], answers=(*steps[-1].answers, message.error))
-            else:
-                steps.append(Step(action=message, answers=()))
-    return steps
-
-
-class Session:
-    """One process of the command, led through one transcript. `run` is called once."""
-
-    def __init__(
-        self, transcript: Transcript, command: Sequence[str], timeout_s: float, extensions: Sequence[str] = ()
-    ) -> None:
-        self._transcript = transcript
-        self._extensions = extensions
-        self._settings = ChildSettings(
-            command=tuple(command),
-            close_deadline_s=min(timeout_s, ChildSettings(command=()).close_deadline_s),
-            term_deadline_s=1.0,
-        )
-        self._timeout_s = timeout_s
-        self._dialogue = Dialogue(extensions=extensions)
-        self._action = ""
-        self._answers: deque[str | None] = deque()
-        self._position = checkpoint.started(ExtendedSequenceNumber("TRIM_HORIZON"))
-        self._checkpoints = 0
-        self._deviations: list[Deviation] = []
-        self._notes: list[str] = []
-        self._noise: list[Noise] = []
-        self._stderr: deque[str] = deque(maxlen=_STDERR_LINES)
-
-    def run(self) -> SessionReport:
-        """Raises ChildStartFailed; whatever else goes wrong is in the report."""
-        started = time.monotonic()
-        child = start_child(
-            self._settings.command,
-            env=child_environment(
-                os.environ,
-                application="verify",
-                stream="verify",
-                shard=self._transcript.name,
-                worker="verify",
-                extensions=self._extensions,
-            ),
-            settings=self._settings,
-            on_stderr=self._stderr.append,
-            name=self._transcript.name,
-        )
+def recorded_sessions(path: Path) -> list[Transcript]:
+    """The transcripts of a file, or of the files *.txt in a folder, by name. Raises TranscriptError, OSError."""
+    files = sorted(f for f in path.iterdir() if f.suffix == ".txt" and f.is_file()) if path.is_dir() else [path]
+    if not files:
+        raise TranscriptError(f"{path}: no transcript (*.txt) in this folder")
+    sessions = []
+    for file in files:
+        if file.stat().st_size > _MAX_TRANSCRIPT_BYTES:
+            raise TranscriptError(f"{file}: larger than any transcript")
         try:
-            self._play(child)
-        except ChildError as e:
-            self._deviate(str(e))
-            child.kill()
-            child.end()
-        except BaseException:
-            child.kill()
-            child.end()
-            raise
-        else:
-            self._end(child)
-        if self._noise:
-            self._notes.append(f"noise on stdout, {len(self._noise)} line(s), first {self._noise[0].line[:100]!r}")
-        return SessionReport(
-            session=self._transcript.name,
-            title=self._transcript.title,
-            ok=not self._deviations,
-            duration_s=round(time.monotonic() - started, 3),
-            checkpoints=self._checkpoints,
-            deviations=tuple(self._deviations),
-            notes=tuple(dict.fromkeys(self._notes)),
-            stderr=tuple(self._stderr),
-        )
-
-    def _play(self, child: Child) -> None:
-        for step in steps_of(self._transcript, self._extensions):
-            self._action = step.action.action
-            self._answers = deque(step.answers)
-            match step.action:
-                case Initialize(sequence_number=number, sub_sequence_number=sub) if number:
-                    self._position = checkpoint.started(ExtendedSequenceNumber(number, sub or 0))
-                case ProcessRecords(records=records):
-                    self._position = checkpoint.delivered(self._position, records[-1].position)
-                case ShardEnded():
-                    self._position = checkpoint.entering_shard_end(self._position)
-            child.exchange(self._dialogue.send(step.action), self._receive, self._timeout_s)
-            if isinstance(step.action, ShardEnded) and not self._position.last.is_shard_end:
-                self._deviate("no checkpoint of the end of the shard: its child shards would never be read")
-            try:
-                child.idle(None, self._receive, _STRAY_OUTPUT_S)
-            except ChildExited:
-                if not isinstance(step.action, LeaseLost | ShardEnded):  # after these two it may go
-                    raise
-
-    def _receive(self, data: bytes) -> Reply:
-        try:
-            events = self._dialogue.receive(data)
-        except ChildError as e:
-            for event in getattr(e, "events", ()):
-                self._look_at(event)
-            raise
-        to_write = b"".join(self._look_at(event) for event in events)
-        return Reply(
-            to_write=to_write,
-            done=any(isinstance(e, ActionDone) for e in events),
-            progressed=any(not isinstance(e, Noise) for e in events),
-        )
-
-    def _look_at(self, event: Event) -> bytes:
-        """What to write back."""
-        match event:
-            case CheckpointRequested():
-                return self._dialogue.answer_checkpoint(event, self._judge(event))
-            case Noise(line=line):
-                if line.lstrip().startswith("{") and '"action"' in line:
-                    self._deviate("a line that looks like a message and is none", line)
-                self._noise.append(event)
-        return b""
-
-    def _judge(self, request: CheckpointRequested) -> str | None:
-        """The error to answer with; what is wrong with the request goes into the report."""
-        state: bytes | checkpoint.Refused | None = None
-        line = encode_line(
-            CheckpointRequest(sequence_number=request.sequence_number, sub_sequence_number=request.sub_sequence_number)
-        )
-        if isinstance(request, PrepareCheckpointRequested):
-            state = checkpoint.parse_state(request.application_state)
-            line = encode_line(
-                PrepareCheckpointRequest(
-                    sequence_number=request.sequence_number,
-                    sub_sequence_number=request.sub_sequence_number,
-                    application_state=request.application_state,
-                )
-            )
-        if not request.allowed:
-            self._notes.append(f"asks for a checkpoint in {self._action}, where it is always refused")
-            return "InvalidStateException"
-        decision = checkpoint.resolve(self._position, request.sequence_number, request.sub_sequence_number)
-        if isinstance(state, checkpoint.Refused):
-            decision = state
-        if isinstance(decision, checkpoint.Refused):
-            if request.sub_sequence_number is None and request.sequence_number == self._position.last.sequence_number:
-                # Most clients have no way to say more; Java refuses it as well, and a later record makes up for it.
-                self._notes.append("names its position inside a KPL aggregate without sub-sequence number: refused")
-                return decision.error
-            self._deviate(f"asks for a checkpoint that is refused: {decision.reason}", line.decode().rstrip())
-            return decision.error
-        error = self._answers.popleft() if self._answers else None
-        if error is None and not isinstance(request, PrepareCheckpointRequested):
-            self._position = checkpoint.written(self._position, decision.position)
-            self._checkpoints += 1
-        return error
-
-    def _end(self, child: Child) -> None:
-        started = time.monotonic()
-        status = child.end()
-        if time.monotonic() - started >= self._settings.close_deadline_s:
-            self._deviate(f"did not end within {self._settings.close_deadline_s:g} s after its stdin was closed")
-        elif status is not None and status < 0:
-            self._deviate(f"the process {describe_exit(status)} after its stdin was closed")
-        elif status:
-            self._notes.append(f"the process {describe_exit(status)}; the host does not mind")
-
-    def _deviate(self, message: str, line: str | None = None) -> None:
-        self._deviations.append(Deviation(action=self._action, message=message, line=line))
+            sessions.append(parse_transcript(file.stem, file.read_text("utf-8")))
+        except UnicodeDecodeError as e:
+            raise TranscriptError(f"{file}: not a transcript: {e}") from e
+    return sessions
 
 
-def verify_command(
-    command: Sequence[str], sessions: Sequence[Transcript], timeout_s: float, extensions: Sequence[str] = ()
-) -> Generator[SessionReport, None, None]:
-    """Reports as the sessions end. Raises ChildStartFailed."""
-    for transcript in sessions:
-        yield Session(transcript, command, timeout_s, extensions).run()
-
-
-def summary(command: Sequence[str], sessions: Sequence[SessionReport]) -> VerifyReport:
-    notes = []
-    if all(s.ok for s in sessions) and not any(s.checkpoints for s in sessions):
-        notes.append("never asks for a checkpoint: after a restart everything would be delivered again")
-    return VerifyReport(
-        command=tuple(command), ok=all(s.ok for s in sessions), notes=tuple(notes), sessions=tuple(sessions)
-    )
+def stress_session(batches: int) -> Transcript:
+    """Many batches, one after the other without a pause."""
+    lines = [
+        f"# {batches} batches of {_STRESS_RECORDS}.",
+        'host> {"action":"initialize","shardId":"shardId-000000000000","sequenceNumber":"TRIM_HORIZON",'
+        '"subSequenceNumber":0}',
+        *[f'host> {{"action":"processRecords","records":<records {_STRESS_RECORDS}>,"millisBehindLatest":0}}']
+        * batches,
+        'host> {"action":"shutdownRequested"}',
+        'host> {"action":"leaseLost"}',
+    ]
+    return parse_transcript(STRESS, "\n".join(lines))
 
 
 @click.command(
@@ -324,15 +102,39 @@ def summary(command: Sequence[str], sessions: Sequence[SessionReport]) -> Verify
     type=click.Choice([PREPARE_CHECKPOINT]),
     help="Switch this addition to the protocol on, in all sessions, and play its own ones too.",
 )
+@click.option("--optional", is_flag=True, help="The sessions too that not every child has to pass: empty batches.")
+@click.option(
+    "--stress",
+    type=click.IntRange(min=1, max=1_000_000),
+    metavar="N",
+    help=f"One session more, of N batches of {_STRESS_RECORDS.replace('x', 'records of')} each, and how fast it was.",
+)
+@click.option(
+    "--replay",
+    type=click.Path(path_type=Path, exists=True),
+    metavar="FILE|DIR",
+    help="Instead of the sessions that come along, what a host recorded: `kcl-host run --transcript DIR`.",
+)
+@click.option("--times", is_flag=True, help="How long each kind of action took.")
 @click.option("--list", "list_only", is_flag=True, help="List the sessions and do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON report instead of text.")
+@click.option("--junit", "junit_file", type=click.Path(path_type=Path, dir_okay=False), help="Write JUnit XML, too.")
+@click.option(
+    "--badge", "badge_file", type=click.Path(path_type=Path, dir_okay=False), help="Write a badge (SVG), too."
+)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="CMD...")
 def verify(
     timeout_s: float,
     only: tuple[str, ...],
     extensions: tuple[str, ...],
+    optional: bool,
+    stress: int | None,
+    replay: Path | None,
+    times: bool,
     list_only: bool,
     as_json: bool,
+    junit_file: Path | None,
+    badge_file: Path | None,
     command: tuple[str, ...],
 ) -> None:
     """Check that CMD is a record processor that keeps to the MultiLang protocol.
@@ -341,7 +143,16 @@ def verify(
     1 when there are deviations, 2 when CMD cannot be started.
     """
     extensions = tuple(dict.fromkeys(extensions))
-    sessions = _selected(load_sessions(extensions), only)
+    try:
+        if replay is not None:
+            sessions = recorded_sessions(replay)
+        else:
+            sessions = load_sessions((*extensions, *([OPTIONAL] if optional else [])))
+    except (TranscriptError, OSError) as e:
+        raise click.UsageError(str(e)) from e
+    if stress is not None:
+        sessions.append(stress_session(stress))
+    sessions = _selected(sessions, only)
     if list_only:
         for transcript in sessions:
             click.echo(f"{transcript.name:<26} {transcript.title}")
@@ -354,14 +165,20 @@ def verify(
             for report in running:
                 reports.append(report)
                 if not as_json:
-                    _print_session(report)
-    except ChildStartFailed as e:
+                    print_session(report, times=times or report.session == STRESS)
+    except (ChildStartFailed, TranscriptError) as e:
         raise click.UsageError(str(e)) from e
     result = summary(command, reports)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
     else:
-        _print_summary(result)
+        print_summary(result)
+    for file, text in ((junit_file, junit), (badge_file, badge)):
+        if file is not None:
+            try:
+                file.write_text(text(result), "utf-8")
+            except OSError as e:
+                raise click.UsageError(f"cannot write {file}: {e.strerror}") from e
     if not result.ok:
         raise click.exceptions.Exit(1)
 
@@ -370,27 +187,3 @@ def _selected(sessions: list[Transcript], only: tuple[str, ...]) -> list[Transcr
     if unknown := sorted(set(only) - {s.name for s in sessions}):
         raise click.UsageError(f"No session {', '.join(unknown)}; --list shows them.")
     return [s for s in sessions if not only or s.name in only]
-
-
-def _print_session(report: SessionReport) -> None:
-    verdict = click.style("ok       ", fg="green") if report.ok else click.style("deviation", fg="red", bold=True)
-    click.echo(f"{verdict}  {report.session:<26} {report.duration_s:7.2f} s")
-    for deviation in report.deviations:
-        click.echo(f"    {deviation.action}: {deviation.message}")
-        if deviation.line is not None:
-            click.echo(f"      child> {deviation.line}")
-    for note in report.notes:
-        click.echo(f"    note: {note}")
-    if not report.ok:
-        for line in report.stderr:
-            click.echo(f"    stderr: {line}")
-
-
-def _print_summary(result: VerifyReport) -> None:
-    for note in result.notes:
-        click.echo(f"note: {note}")
-    failed = [s.session for s in result.sessions if not s.ok]
-    if failed:
-        click.echo(f"{len(failed)} of {len(result.sessions)} sessions deviate from the protocol: {', '.join(failed)}")
-    else:
-        click.echo(f"{len(result.sessions)} sessions without a deviation")

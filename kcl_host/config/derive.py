@@ -3,20 +3,25 @@ contradictions, and the Settings tree."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Final
 
 import msgspec
 
 from kcl_host.config.credentials import mask_chain, near_region
+from kcl_host.config.dead_letter_target import dead_letter_target
 from kcl_host.config.derive_streams import STREAM_ARN, StreamDerivation
 from kcl_host.config.keys import BY_NAME
 from kcl_host.config.settings import Settings
 from kcl_host.config.values import convert, has_unbalanced_quote, mask_uri, split_command
 
 _TABLE_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{3,255}")
+_HEAP: Final = re.compile(r"(\d+)([mg])", re.IGNORECASE)
+_LEAST_HEAP_MB: Final = 512
 _INTERFACE: Final = re.compile(r"[^\s/:]{1,15}")
 _LEAST_IDLE_MS: Final = 200
+_LAST_PORT: Final = 65535
 _BAKE_LIMITS_S: Final = (3_600, 604_800)
 _SERVICES: Final = (
     # settings, credentials keys, endpoint key, SDK's name in AWS_ENDPOINT_URL_*
@@ -54,6 +59,9 @@ class Derivation(StreamDerivation):
         self._reading()
         self._tables()
         self._migration()
+        self._endpoint()
+        self._spark()
+        self._poison()
         if self._report.has_errors:
             return None
         return msgspec.convert(self._tree, Settings)
@@ -66,6 +74,15 @@ class Derivation(StreamDerivation):
         if has_unbalanced_quote(text):
             self._warn("executableName", "executableName has a quote without its partner; it is passed on as it is")
         self._put("child.command", split_command(text))
+        for values in (self._given, *self._of_stream.values()):
+            one = values.get("executableName")
+            if one and any(word.rpartition("/")[2] == "spark-submit" for word in split_command(one.text)):
+                problem = (
+                    f"{one.name}: spark-submit cannot be the child, its JVM keeps stdin from Python. "
+                    "Write: python driver.py, with the options in the environment as "
+                    "PYSPARK_SUBMIT_ARGS='--master ... pyspark-shell'; or use spark.remote or spark.server = local"
+                )
+                self._report.error(one.name, problem, one.line)
 
     def _application(self, worker_id: str) -> None:
         self._tree.setdefault("worker_id", worker_id)
@@ -148,6 +165,57 @@ class Derivation(StreamDerivation):
             self._put("coordinator.complete_bake_s", min(max(bake_s, least_s), most_s))
             if not least_s <= bake_s <= most_s:
                 self._warn(name, f"{name} = {bake_s} is taken for the nearest of {least_s} to {most_s}, as in Java")
+
+    def _spark(self) -> None:
+        memory = self.value(name := "spark.server.memory", "2g")
+        heap = _HEAP.fullmatch(memory)
+        if not heap or int(heap[1]) * (1024 if heap[2] in "gG" else 1) < _LEAST_HEAP_MB:
+            text = f"{name} = {memory} must be like 2g or 1536m, and {_LEAST_HEAP_MB}m at least"
+            self._report.error(name, text, self._line(name))
+        remote = self.value("spark.remote")
+        if remote is not None and not remote.startswith("sc://"):
+            text = f"spark.remote = {remote} must be like sc://HOST:PORT"
+            self._report.error("spark.remote", text, self._line("spark.remote"))
+        if self.value("spark.server") is None:
+            for name in ("spark.server.memory", "spark.server.port"):
+                if name in self._given:
+                    self._warn(name, f"{name} is ignored, spark.server = local is not there")
+
+    def _poison(self) -> None:
+        """Half of it is an error: who asked for dead letters would find out by their absence. An explicit 0 is none."""
+        after, where = "poisonRecordAfterFailures", "deadLetterTarget"
+        text = self.value(where)
+        if not self.value(after):
+            for name in (where, "poisonRecordsPerHour"):
+                if name in self._given:
+                    is_half = name == where and after not in self._given
+                    tell = self._report.error if is_half else self._report.warning
+                    problem = f"{name} is ignored without {after}, which must be 1 or more; 3 is a good value"
+                    tell(name, problem, self._line(name))
+            return
+        if text is None:
+            self._missing((where,), f"{after} needs a place for the records that it takes out of the way")
+        elif isinstance(target := dead_letter_target(text), str):
+            self._report.error(where, f"{where} = {text} {target}", self._line(where))
+        else:
+            self._put("poison.target", target)
+        if self.value("childFailurePolicy") == "exit":
+            problem = f"{after} excludes childFailurePolicy = exit: a worker that exits counts no failures"
+            self._report.error(after, problem, self._line(after))
+
+    def _endpoint(self) -> None:
+        port, processes = self.value("endpointPort", 0), self.value("processes", 1)
+        if port and port + processes - 1 > _LAST_PORT:
+            text = f"endpointPort = {port} leaves no port for each of {processes} processes"
+            self._report.error("endpointPort", text, self._line("endpointPort"))
+        address = self.value("endpointAddress", "127.0.0.1")
+        try:
+            ipaddress.ip_address(address)
+        except ValueError:
+            text = f"endpointAddress = {address} must be an IP address; 0.0.0.0 or :: are all of this machine"
+            self._report.error("endpointAddress", text, self._line("endpointAddress"))
+        if "endpointAddress" in self._given and not port:
+            self._warn("endpointAddress", "endpointAddress is ignored, endpointPort is not there")
 
     def _start_position(self) -> None:
         timestamp = self.value("initialPositionInStreamExtended")

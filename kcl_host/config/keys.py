@@ -117,6 +117,15 @@ _APPLICATION: Final = (
     Key("childStderr", "enum", "log", "child.stderr",
         "log: each line of a child's stderr becomes a log line; inherit: it goes to the host's stderr as it is.",
         choices=("log", "inherit"), extension=True),
+    Key("poisonRecordAfterFailures", "int", "0", "poison.after_failures",
+        "Failures of children on the same batch after which the host looks for the record that causes them, puts it "
+        "into deadLetterTarget and goes on behind it. 0: never, it blocks its shard. See docs/poison-records.md.",
+        maximum=1000, fatal="always", extension=True),
+    Key("deadLetterTarget", "text", None, "",
+        "Where such records go: file:/FOLDER, sqs://HOST/ACCOUNT/QUEUE or s3://BUCKET/PREFIX.", extension=True),
+    Key("poisonRecordsPerHour", "int", "10", "poison.per_hour",
+        "Such records passed at most per shard and hour; a shard with more stands still.", minimum=1, maximum=100_000,
+        fatal="always", extension=True),
     Key("childCloseDeadlineMillis", "long", "10000", "child.close_deadline_s",
         "Wait for a child to end after its stdin was closed, before TERM.", unit="ms", primitive=True, extension=True),
     Key("childTermDeadlineMillis", "long", "5000", "child.term_deadline_s",
@@ -391,6 +400,28 @@ _METRICS: Final = (
     Key("metricsMaxQueueSize", "int", "10000", "metrics.max_queue_size", "Most metrics that wait for a send.",
         primitive=True),
 )
+_ENDPOINT: Final = (
+    Key("endpointPort", "int", "0", "endpoint.port",
+        "Port of the host's page, health, Prometheus metrics, status and lag (docs/endpoint.md). 0: none. With "
+        "processes = N each worker process has its own: this one and the N - 1 that follow.",
+        maximum=65535, fatal="always", extension=True),
+    Key("endpointAddress", "text", "127.0.0.1", "endpoint.address",
+        "IP address it listens on. There is no password: whoever reaches it reads worker ids, errors and the last "
+        "lines of the children's stderr.", extension=True),
+)
+_SPARK: Final = (
+    Key("spark.server", "enum", None, "spark.server",
+        "local: one Spark Connect server on this machine for all children, for as long as the host runs "
+        "(pip install 'kcl-host[spark-local]', or SPARK_HOME). Not started where SPARK_REMOTE is set.",
+        choices=("local",), extension=True),
+    Key("spark.server.memory", "text", "2g", "spark.server_memory", "Heap of the local server; 512m at least.",
+        extension=True),
+    Key("spark.server.port", "int", None, "spark.server_port", "Port of the local server on 127.0.0.1. Default: any.",
+        minimum=1, maximum=65535, fatal="always", extension=True),
+    Key("spark.remote", "text", None, "spark.remote",
+        "A Spark Connect server, sc://HOST:PORT, as SPARK_REMOTE for the children; wins over that of the environment.",
+        beats=("spark.server",), extension=True),
+)
 _OLD: Final = "KCL 3 ignores this key of KCL 1.x and 2.x"
 _LEGACY: Final = tuple(
     Key(name, "text", None, "", f"{note[0].upper()}{note[1:]}.", status=_NO_EFFECT, note=note)
@@ -422,6 +453,8 @@ SECTIONS: Final[tuple[tuple[str, tuple[Key, ...]], ...]] = (
     ("Retrieval", _RETRIEVAL),
     ("Lifecycle", _LIFECYCLE),
     ("Metrics", _METRICS),
+    ("Endpoint", _ENDPOINT),
+    ("Spark for the children", _SPARK),
     ("Keys that KCL 3 no longer knows", _LEGACY),
 )
 KEYS: Final[tuple[Key, ...]] = tuple(key for _, keys in SECTIONS for key in keys)

@@ -202,6 +202,13 @@ class MetricsSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_size: int = 10000
 
 
+class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a running host answers HTTP. `port` 0: nowhere."""
+
+    port: int = 0
+    address: str = "127.0.0.1"
+
+
 class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A stream to read. What is None is as for the whole application."""
 
@@ -215,6 +222,11 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     retrieval: RetrievalSettings | None = None
     command: tuple[str, ...] | None = None
 
+    @property
+    def label(self) -> str:
+        """As short as tells it from every other one configured: two accounts may have a stream of one name."""
+        return self.arn or (f"{self.account}:{self.name}" if self.account else self.name)
+
 
 class StreamTrackingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What becomes of the leases of a stream that is not configured any more; the names are KCL's."""
@@ -227,6 +239,36 @@ class StreamTrackingSettings(msgspec.Struct, frozen=True, kw_only=True):
     wait_before_deletion_s: float = 3600.0
     provided: tuple[str, ...] = ()
     """Serialised identifiers, for PROVIDED_STREAMS_DEFERRED_DELETION."""
+
+
+class DeadLetterTarget(msgspec.Struct, frozen=True):
+    """Where dead letters go. `place`: absolute path of a folder, URL of a queue, or name of a bucket."""
+
+    kind: Literal["file", "sqs", "s3"]
+    place: str
+    prefix: str = ""
+    """Of the keys in a bucket; without slash at its end."""
+
+
+class PoisonSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Records that make every child fail (docs/poison-records.md). `after_failures` 0: they block their shard."""
+
+    after_failures: int = 0
+    """Failures of children on the same batch, after which it is cut."""
+    target: DeadLetterTarget | None = None
+    per_hour: int = 10
+    """Records passed at most, per shard and hour, by one worker."""
+
+
+class SparkSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where children that are PySpark drivers find Spark; nothing given: as they see to it themselves."""
+
+    server: Literal["local"] | None = None
+    server_memory: str = "2g"
+    """Heap, as the JVM writes it."""
+    server_port: int | None = None
+    """None: any free one."""
+    remote: str | None = None
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -257,7 +299,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     coordinator: CoordinatorSettings = CoordinatorSettings()
     lifecycle: LifecycleSettings = LifecycleSettings()
     metrics: MetricsSettings = MetricsSettings()
+    endpoint: EndpointSettings = EndpointSettings()
     stream_tracking: StreamTrackingSettings = StreamTrackingSettings()
+    spark: SparkSettings = SparkSettings()
+    poison: PoisonSettings = PoisonSettings()
 
     def of_stream(self, stream: StreamSettings) -> Settings:
         """These settings with what `stream` has of its own: initial position, retrieval, command of the child."""

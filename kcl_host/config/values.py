@@ -16,7 +16,7 @@ _BITS: Final = {"int": 31, "long": 63}
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 _DOUBLE: Final = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)[dDfF]?|\+?Infinity")
 _DURATION: Final = re.compile(
-    r"P(?:([+-]?\d+)D)?(?:(T)(?:([+-]?\d+)H)?(?:([+-]?\d+)M)?(?:([+-]?\d+(?:[.,]\d{0,9})?)S)?)?",
+    r"P(?:([+-]?\d{1,15})D)?(?:(T)(?:([+-]?\d{1,15})H)?(?:([+-]?\d{1,15})M)?(?:([+-]?\d{1,15}(?:[.,]\d{0,9})?)S)?)?",
     re.IGNORECASE | re.ASCII,
 )
 _LIST_ITEM: Final = re.compile(r"\"([^\"]*)\"|'([^']*)'|([A-Za-z0-9.\-]+)")
@@ -95,7 +95,7 @@ def _parse_integer(text: str, bits: int) -> int | None:
 
 
 def _parse_double(text: str) -> float | None:
-    match = _DOUBLE.fullmatch(text)
+    match = _DOUBLE.fullmatch(text) if len(text) <= 1000 else None
     return float(match[1] or "inf") if match else None
 
 

@@ -35,6 +35,8 @@ from kcl_host.decisions.exchange import plan_exchange
 from kcl_host.decisions.fleet import THROUGHPUT, Fleet, WorkerLoad, is_above
 from kcl_host.decisions.rng import Rng
 
+_NOTHING_KBPS: Final = 0.01
+"""Averages of what is read no more fade away, each at the pace of its renewals; what is left of them is no load."""
 _EVEN: Final = 1 + 1e-9
 """Sums of floats must not make equals unequal."""
 
@@ -80,7 +82,7 @@ def share_with_newcomers(
     operating range, or above the fleet's average by the threshold, has other work to do and gets nothing here. Leases
     that are `ended`, or in a pending handover, stay where they are.
     """
-    idle_kbps = fleet.target_kbps / max(1, len(fleet.owner)) / 100 or 1.0
+    idle_kbps = max(fleet.target_kbps / max(1, len(fleet.owner)) / 100, _NOTHING_KBPS)
     by_count = settings.strategy == "LEASE_COUNT_BASED"
     weight = {key: 1.0 if by_count else max(kbps, idle_kbps) for key, kbps in fleet.throughput.items()}
     load = {w: sum(weight[key] for key in worker.held | worker.incoming) for w, worker in fleet.workers.items()}

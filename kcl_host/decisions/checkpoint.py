@@ -30,6 +30,7 @@ import msgspec
 from kcl_host.model.lease import Lease
 from kcl_host.model.sequence import (
     AT_SHARD_END,
+    MAX_DIGITS,
     MAX_STATE_BYTES,
     SHARD_END,
     ExtendedSequenceNumber,
@@ -39,8 +40,6 @@ from kcl_host.model.sequence import (
 ILLEGAL_ARGUMENT: Final = "IllegalArgumentException"
 """Name of the exception a child gets to see for every refusal of this module."""
 
-_MAX_DIGITS: Final = 129
-"""Longest sequence number that the Kinesis API accepts."""
 HANDOVER_STATE: Final = b"kcl-host: delivered"
 """pendingCheckpointState of what a worker prepares, not its child: how far records were delivered at a handover."""
 
@@ -177,7 +176,7 @@ def _parse(text: str, sub_sequence_number: int) -> ExtendedSequenceNumber | Refu
         return AT_SHARD_END
     if text.isascii() and text.isdigit():
         text = text.lstrip("0") or "0"
-        if len(text) > _MAX_DIGITS:
+        if len(text) > MAX_DIGITS:
             return _refused(f"a sequence number of {len(text)} digits is malformed")
     try:
         return ExtendedSequenceNumber(text, sub_sequence_number)

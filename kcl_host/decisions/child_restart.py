@@ -83,6 +83,14 @@ def after_failure(
     return history, Fatal(retry_in_s=_jittered(settings.fatal_retry_s, rng))
 
 
+def after_narrowing(rng: Rng, settings: ChildSettings) -> Restart:
+    """What to do when a failure tells which records are at fault (decisions/poison.py); it counts as none.
+
+    There are only as many of these as it takes to find a record, so the pause does not grow.
+    """
+    return Restart(delay_s=_jittered(settings.restart_backoff_s, rng))
+
+
 def after_progress(history: ChildHistory) -> ChildHistory:
     """The history once the row's checkpoint moved: as if nothing had ever failed."""
     return ChildHistory() if history.failures else history

@@ -204,6 +204,10 @@ def _leases(view: FleetView, settings: Settings) -> Iterator[Finding]:
         yield _notice("handover", "handovers under way", leases=_keys(under_way))
     if waiting := by_state["waits_for_parent"]:
         yield _notice("waits_for_parent", "shards whose parents are not finished", leases=_keys(waiting))
+    # A record processor may checkpoint seldom: no problem as such.
+    if still := [lease for lease in by_state["reading"] if lease.lag_ms and lease.unchanged_s >= PATIENCE_S]:
+        message = "leases that are renewed while their checkpoint stands and records wait: a child in BACKOFF, or busy?"
+        yield _notice("no_progress", message, leases=_keys(still))
     keys = {lease.lease_key for lease in view.leases}
     lost = [lease for lease in by_state["ended"] if not _relatives(lease, lease.children) <= keys]
     if lost:

@@ -13,6 +13,8 @@ from kcl_host.decisions.worker_activity import Activity
 TableForm = Literal["three_tables", "single_table", "none", "unknown"]
 MANY_SWITCHES: Final = 5
 """So many owners without one checkpoint: whoever gets the lease fails on it."""
+STILL_S: Final = 10.0
+"""A checkpoint that stands for so long while records wait behind it is worth a word."""
 WorkerStanding = Activity | Literal["no_report"]
 """`no_report`: it owns leases, and no row of worker metric stats tells of it."""
 

@@ -20,6 +20,7 @@ from kcl_host.decisions.fleet_looks import (
 )
 from kcl_host.decisions.fleet_report import (
     MANY_SWITCHES,
+    STILL_S,
     FleetView,
     LeaderView,
     LeaseView,
@@ -163,8 +164,12 @@ def _why(
         reasons.append(f"{lease.owner_switches_since_checkpoint} changes of owner since the last checkpoint")
     if waiting:
         reasons.append(waiting)
-    elif state == "reading" and lease.checkpoint is not None and lease.checkpoint.is_sentinel:
-        reasons.append("nothing checkpointed yet")
+    elif state == "reading" and lease.checkpoint is not None:
+        if lease.checkpoint.is_sentinel:
+            reasons.append("nothing checkpointed yet")
+        still_s = looks.last_s - watched.checkpoint_since_s
+        if still_s >= STILL_S and watched.lag is not None and watched.lag.behind_ms:
+            reasons.append(f"renewed, but its checkpoint stands for {seconds(still_s)} and records wait")
     return "; ".join(reasons) or None
 
 

@@ -16,6 +16,9 @@ LATEST: Final = "LATEST"
 AT_TIMESTAMP: Final = "AT_TIMESTAMP"
 SHARD_END: Final = "SHARD_END"
 
+MAX_DIGITS: Final = 129
+"""Longest sequence number that the Kinesis API accepts."""
+
 _RANK: Final = {AT_TIMESTAMP: -3, TRIM_HORIZON: -2, LATEST: -1}
 _SHARD_END_KEY: Final = (1, 0)
 
@@ -33,8 +36,10 @@ class ExtendedSequenceNumber(msgspec.Struct, frozen=True):
         text = self.sequence_number
         if text not in _RANK and text != SHARD_END and not (text.isascii() and text.isdigit()):
             raise ValueError(
-                f"{text!r} is neither a sequence number nor one of TRIM_HORIZON, LATEST, AT_TIMESTAMP, SHARD_END"
+                f"{text[:200]!r} is neither a sequence number nor one of TRIM_HORIZON, LATEST, AT_TIMESTAMP, SHARD_END"
             )
+        if len(text) > MAX_DIGITS:
+            raise ValueError(f"a sequence number of {len(text)} digits is malformed")
         if self.sub_sequence_number < 0:
             raise ValueError(f"sub-sequence number {self.sub_sequence_number} is negative")
 

@@ -24,6 +24,9 @@ SHARD_ID: Final = "ShardId"
 STREAM_ID: Final = "StreamId"
 """account:stream:epoch, only where leases carry the identifier of their stream."""
 WORKER_IDENTIFIER: Final = "WorkerIdentifier"
+API: Final = "Api"
+RESOURCE: Final = "Resource"
+"""Of ours only: a request's name, and its table or stream."""
 
 
 class Metric(msgspec.Struct, frozen=True):
@@ -147,7 +150,7 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
     _row("WorkerMetricStatsReporter", "InMemoryMetricStatsReporterFailure", _C, _S, help="Failed measurements of load"),
     _row("Scheduler:Initialize", "Initialize.Success", _C, _S, help="1 when the worker has started, 0 when it gave up"),
     _row("LeaderDecider", "LeaderDecider:IsLeader", _C, _D, help="1 while this worker leads"),
-    _row("LeaderDecider", "DynamoDBLockBasedLeaderDecider", _C, _D, help="Checks of the leadership"),
+    _row("LeaderDecider", "DynamoDBLockBasedLeaderDecider", _C, _D, (), "migration", "Checks of the leadership"),
     _row("LeaderDecider", "DeterministicShuffleShardSyncLeaderDecider", _C, _D, (), "migration", "Checks as in 2.x"),
     _row("StreamIdFetch", "Success", _C, _S, (), "onboarding"),
     _row("StreamIdFetch", "QueueSize", _C, _S, (), "onboarding"),
@@ -206,7 +209,20 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
     # Ours
     _row("Fleet", "WorkerLeases", _C, _S, _WORKER, "leader", "Leases of each worker, as the leader sees it", True),
     _row("Fleet", "UnclaimedLeases", _C, _S, (), "leader", "Leases without an owner", True),
+    *(_row("Aws", name, _C, _S, (API, RESOURCE), help=help, ours=True) for name, help in (
+        ("Requests", "Requests to DynamoDB and Kinesis, SubscribeToShard left out"),
+        ("ReadUnits", "Read units that DynamoDB says were consumed"),
+        ("WriteUnits", "Write units that DynamoDB says were consumed"))),
+    _row("ProcessTask", "DeadLetters", _C, _S, _SHARD, help="Records that went into the dead letter", ours=True),
     _row("Metrics", "Published", _C, _S, help="Statistic sets that were taken by CloudWatch", ours=True),
+    _row("MicroBatch", "RecordsCommitted", _C, _S, help="Records of the batches that PySpark children committed",
+         ours=True),
+    _row("MicroBatch", "BytesCommitted", "Bytes", _S, help="Their size as Arrow columns", ours=True),
+    _row("MicroBatch", "RowsRejected", _C, _S, help="Rows that a helper kept apart", ours=True),
+    _row("MicroBatch", "Retries", _C, _S, help="Batches that were tried again", ours=True),
+    _row("MicroBatch", "HeadLag", _MS, _S, help="Age of the last record of a batch when it was committed", ours=True),
+    *(_row("MicroBatch", f"{part}.Time", _MS, _S, ours=True) for part in ("Convert", "Execute", "Commit",
+                                                                         "Checkpoint")),
     _row("Metrics", "Shed", _C, _S, help="Statistic sets that were lost or never kept", ours=True),
 )
 # fmt: on

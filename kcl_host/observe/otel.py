@@ -15,7 +15,7 @@ from typing import Any, Final
 from kcl_host.config.settings import MetricsSettings
 from kcl_host.errors import ConfigurationError
 from kcl_host.model.metric import Dimensions, Unit
-from kcl_host.observe.catalogue import OPERATION, SHARD_ID, STREAM_ID, WORKER_IDENTIFIER, Metric
+from kcl_host.observe.catalogue import API, OPERATION, RESOURCE, SHARD_ID, STREAM_ID, WORKER_IDENTIFIER, Metric
 from kcl_host.observe.metrics import Record, Selection
 
 METER: Final = "software.amazon.kinesis"
@@ -27,6 +27,8 @@ _ATTRIBUTES: Final = {
     SHARD_ID: "aws.kinesis.shard.id",
     STREAM_ID: "aws.kinesis.stream_name",
     WORKER_IDENTIFIER: "aws.kinesis.consumer.name",
+    API: "rpc.method",
+    RESOURCE: "kcl_host.resource",
 }
 _UNITS: Final[Mapping[Unit, str]] = {"Milliseconds": "ms", "Bytes": "By", "Count": "1", "None": "1"}
 _GAUGES: Final = frozenset(

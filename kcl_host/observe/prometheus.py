@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from kcl_host.model.metric import Dimensions
-from kcl_host.observe.catalogue import OPERATION, SHARD_ID, STREAM_ID, WORKER_IDENTIFIER, Metric
+from kcl_host.observe.catalogue import API, OPERATION, RESOURCE, SHARD_ID, STREAM_ID, WORKER_IDENTIFIER, Metric
 from kcl_host.observe.metrics import Registry, Total
 from kcl_host.ports import Clock
 
@@ -24,7 +24,8 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX: Final = "kcl_host_"
 FRESH_S: Final = 1.0
 
-_LABELS: Final = {OPERATION: "operation", SHARD_ID: "shard", STREAM_ID: "stream", WORKER_IDENTIFIER: "worker"}
+_LABELS: Final = {OPERATION: "operation", SHARD_ID: "shard", STREAM_ID: "stream", WORKER_IDENTIFIER: "worker",
+           API: "api", RESOURCE: "resource"}  # fmt: skip
 _TYPES: Final = {"counter": "counter", "gauge": "gauge", "distribution": "summary"}
 _SUFFIXES: Final = {"counter": "_total", "gauge": "", "distribution": ""}
 _NAMES: Final = {
@@ -34,7 +35,13 @@ _NAMES: Final = {
     "DataBytesProcessed": "processed_bytes",
     "MillisBehindLatest": "behind_latest_seconds",
     "Published": "metrics_published",
+    "Requests": "aws_requests",
+    "ReadUnits": "dynamodb_read_units",
+    "WriteUnits": "dynamodb_write_units",
     "Shed": "metrics_shed",
+    "HeadLag": "micro_batch_lag_seconds",
+    "Retries": "micro_batch_retries",
+    "BytesCommitted": "committed_bytes",
     "WorkerLeases": "fleet_leases",
     "UnclaimedLeases": "fleet_unclaimed_leases",
     "TotalLeases": "fleet_total_leases",

@@ -11,7 +11,7 @@ from typing import Final, Literal
 from kcl_host.instruments import Measured, ShardInstruments
 from kcl_host.model.lease import Lease
 from kcl_host.model.records import Batch
-from kcl_host.observe.catalogue import SHARD_ID, STREAM_ID
+from kcl_host.observe.catalogue import API, RESOURCE, SHARD_ID, STREAM_ID
 from kcl_host.observe.metrics import Registry, Scope
 from kcl_host.ports import Clock
 
@@ -134,6 +134,9 @@ class PublishedShard:
     def iterator_expired(self) -> None:
         self._scope.add(_PROCESS, ExpiredIterator=1)
 
+    def dead_lettered(self) -> None:
+        self._scope.add(_PROCESS, DeadLetters=1)
+
     def end(self) -> None:
         self._registry.end(self._scope)
 
@@ -148,6 +151,8 @@ class Published:
         self._lock = threading.Lock()
         self._skipped_s = -math.inf
         """When a skipped assignment was last counted, guarded by `_lock`."""
+        self._requests: dict[tuple[str, str], Scope] = {}
+        """By API and resource; guarded by `_lock`."""
 
     def _timed(self, operation: str, *prefixes: str) -> Measured:
         return _Timer(self._worker, self._clock, operation, *prefixes or ("",))
@@ -172,6 +177,9 @@ class Published:
 
     def merge_parent_lease_missing(self) -> None:
         self._worker.add(_SHUTDOWN, MissingMergeParentLease=1)
+
+    def child_reported(self, points: Mapping[str, float]) -> None:
+        self._worker.add("MicroBatch", **points)
 
     # Leases of this worker
 
@@ -210,6 +218,14 @@ class Published:
     def started(self, *, success: bool) -> None:
         self._worker.add("Scheduler:Initialize", **{"Initialize.Success": success})
 
+    def requested(self, api: str, resource: str, read_units: float, write_units: float) -> None:
+        with self._lock:
+            scope = self._requests.get((api, resource))
+            if scope is None:
+                scope = self._requests[api, resource] = self._registry.scope({API: api, RESOURCE: resource})
+        units = {"ReadUnits": read_units, "WriteUnits": write_units}
+        scope.add("Aws", Requests=1, **{name: consumed for name, consumed in units.items() if consumed})
+
     def reporting_load(self) -> Measured:
         return self._timed("WorkerMetricStatsReporter")
 
@@ -217,7 +233,7 @@ class Published:
         self._worker.add("WorkerMetricStatsReporter", InMemoryMetricStatsReporterFailure=1)
 
     def leadership_checked(self, *, leads: bool) -> None:
-        self._worker.add("LeaderDecider", **{"LeaderDecider:IsLeader": leads, "DynamoDBLockBasedLeaderDecider": 1})
+        self._worker.add("LeaderDecider", **{"LeaderDecider:IsLeader": leads})
 
     def table_status_found(self) -> Measured:
         return _ReadFault(self._worker, self._clock, "TableMigrationInitialize", "")

@@ -201,7 +201,6 @@ class Checkpointer:
             raise CheckpointError(answer["error"])
 
 
-
 class RecordProcessor:
     """Base of a processor. Its methods are called one at a time; an exception ends the process.
 

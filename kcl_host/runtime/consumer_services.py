@@ -15,7 +15,7 @@ from kcl_host.coordination.shard_end import ShardEnd
 from kcl_host.instruments import NOTHING, Instruments, ShardInstruments
 from kcl_host.model.sequence import ExtendedSequenceNumber
 from kcl_host.multilang.dialogue import CheckpointRequested
-from kcl_host.ports import Clock, LeaseTable, Threads
+from kcl_host.ports import Clock, DeadLetters, LeaseTable, Threads
 from kcl_host.retrieval.handoff import Handoff
 from kcl_host.runtime.child_session import ChildSession
 
@@ -60,3 +60,7 @@ class ConsumerServices:
     on_shard_end: Callable[[HeldLease], None]
     """The row says SHARD_END: the children of the shard may start."""
     instruments: Instruments = NOTHING
+    dead_letters: DeadLetters | None = None
+    """Where poison records go; None: nowhere, such a record blocks its shard."""
+    last_stderr: Callable[[str], tuple[str, ...]] = lambda lease_key: ()
+    """The last lines that the child of this lease has written, the one before while there is none."""

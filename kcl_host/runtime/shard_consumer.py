@@ -14,8 +14,17 @@ import math
 from typing import Final
 
 from kcl_host.coordination.held_leases import HeldLease
-from kcl_host.decisions.child_restart import ChildHistory, Fatal, HandOver, Restart, after_failure, after_progress
+from kcl_host.decisions.child_restart import (
+    ChildHistory,
+    Fatal,
+    HandOver,
+    Restart,
+    after_failure,
+    after_narrowing,
+    after_progress,
+)
 from kcl_host.decisions.consumer_state import EVENT_OF, ConsumerEvent, ConsumerState, ShutdownReason, next_state
+from kcl_host.decisions.poison import Verdict
 from kcl_host.decisions.position import drop_delivered
 from kcl_host.decisions.shard_end import conclude_shard_end, is_blocked_on_parents
 from kcl_host.errors import AccessError, ChildError, ConfigurationError, InvalidPosition, RetryLater
@@ -29,6 +38,7 @@ from kcl_host.runtime.checkpointer import Checkpointer
 from kcl_host.runtime.child_session import ChildSession
 from kcl_host.runtime.consumer_services import ConsumerServices, Turns
 from kcl_host.runtime.consumer_status import ConsumerStatus
+from kcl_host.runtime.poison_records import PoisonRecords
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +67,11 @@ class ShardConsumer:
             new_signal=services.threads.signal,
         )
         self._instruments = services.instruments.of_shard(lease.shard_id, lease.stream_name)
+        self._poison: PoisonRecords | None = None
+        if self._settings.poison.after_failures and services.dead_letters is not None:
+            self._poison = PoisonRecords(
+                lease, self._settings, services.dead_letters, services.clock, self._shard_log, self._instruments
+            )
         self._source = services.new_source(held, self.handoff, self._instruments)
         self._source_turns: Turns | None = None
         self._wake = services.threads.event()
@@ -264,6 +279,8 @@ class ShardConsumer:
         if row.is_at_shard_end:
             self._services.on_shard_end(self.held)
             return self._already_ended(row)
+        if self._poison is not None and not self._bury(self._poison):
+            return 0.0
         self._open_source(row.checkpoint)
         self._start_child(row, row.checkpoint)
         self._on(ConsumerEvent.TASK_SUCCEEDED)
@@ -293,6 +310,8 @@ class ShardConsumer:
         self._history = after_progress(self._history)
         self._checkpoint_at_s = self._clock.monotonic()
         self._last_error = ""
+        if self._poison is not None and self._checkpointer is not None:
+            self._poison.checkpointed(self._checkpointer.last)
 
     def _open_source(self, checkpoint: ExtendedSequenceNumber) -> None:
         if self._source_turns is None:
@@ -305,7 +324,7 @@ class ShardConsumer:
     # PROCESSING
 
     def _process(self) -> float:
-        batch = self.handoff.get(0.0)
+        batch = self.handoff.get(0.0) if self._poison is None else self._poison.next_batch(self.handoff)
         if batch is None:
             if self.handoff.failure is not None:
                 raise self.handoff.failure
@@ -329,8 +348,12 @@ class ShardConsumer:
             if records:
                 self._checkpointer.deliver(records[-1].position)
             self.held.record_payload(batch.payload_bytes)
+            if self._poison is not None:
+                self._poison.delivering(records)
             with self._instruments.delivering(len(records), batch.payload_bytes):
                 self._session.process_records(records, batch.millis_behind_latest)
+            if self._poison is not None and self._poison.delivered():
+                self._history = after_progress(self._history)
             self._records += len(records)
             self._payload_bytes += batch.payload_bytes
         self._millis_behind_latest = batch.millis_behind_latest
@@ -449,9 +472,23 @@ class ShardConsumer:
             self._child_state, self._not_before_s = "FATAL", math.inf
             self._services.on_fatal(f"child of shard {self.held.lease.shard_id}", error)
             return
+        if self._poison is None or (verdict := self._poison.child_failed()) is None:
+            self._carry_out(*self._after_failure())
+            return
+        if verdict not in (Verdict.NARROWED, Verdict.POISON):
+            decision, to = self._after_failure(to_others=verdict is not Verdict.TOO_MANY)
+            if verdict is not Verdict.UNPROVEN or not isinstance(decision, Fatal):
+                self._carry_out(decision, to)
+                return
+        if verdict is not Verdict.NARROWED:
+            self._poison.condemn(str(error), self._services.last_stderr(self.held.lease_key))
+        self._carry_out(after_narrowing(self._services.rng, self._settings.child))
+
+    def _after_failure(self, *, to_others: bool = True) -> tuple[Restart | HandOver | Fatal, str | None]:
+        """What the rules of restarts say to one more failure, and who could take the lease then."""
         # A lease that came from another worker without any progress since has been handed over, or its worker crashed.
         handed_over_before = self.held.lease.owner_switches_since_checkpoint > 0
-        to = None if handed_over_before else self._other_worker()
+        to = None if handed_over_before or not to_others else self._other_worker()
         self._history, decision = after_failure(
             self._history,
             now_s=self._clock.monotonic(),
@@ -460,6 +497,9 @@ class ShardConsumer:
             other_workers_alive=to is not None,
             handed_over_before=handed_over_before,
         )
+        return decision, to
+
+    def _carry_out(self, decision: Restart | HandOver | Fatal, to: str | None = None) -> None:
         pause_s = 0.0
         match decision:
             case HandOver():
@@ -477,6 +517,22 @@ class ShardConsumer:
                     extra={"action": "child_backoff", "failures": self._history.failures, "delay_s": round(pause_s, 1)},
                 )
         self._not_before_s = self._clock.monotonic() + pause_s
+
+    def _bury(self, poison: PoisonRecords) -> bool:
+        """Puts a poison record into the dead letter, if there is one; False when that has to be tried again later.
+
+        A target that is down is a failure as that of a child is: growing pauses, and once another worker.
+        """
+        try:
+            if poison.bury():
+                self._history = after_progress(self._history)
+        except REPEATED as error:
+            self._last_error = str(error)
+            extra = {"action": "dead_letter_failed", "error": str(error)}
+            self._log.error("a dead letter cannot be written; the shard stands still until it is", extra=extra)
+            self._carry_out(*self._after_failure())
+            return False
+        return True
 
     def _other_worker(self) -> str | None:
         """Who could take this lease; None as long as nobody asks for it, or when nobody can."""

@@ -24,7 +24,9 @@ from kcl_host.runtime.shard_consumer import ShardConsumer
 class Event(msgspec.Struct, frozen=True):
     """Something the main thread has to act upon."""
 
-    kind: Literal["stop", "stop_now", "reread", "fatal", "found", "lost", "handover", "shard_ended", "finished"]
+    kind: Literal[
+        "stop", "stop_now", "reread", "alive", "fatal", "found", "lost", "handover", "shard_ended", "finished"
+    ]
     held: HeldLease | None = None
     where: str = ""
     error: BaseException | None = None
@@ -66,6 +68,10 @@ class ShardConsumers:
     def statuses(self) -> tuple[ConsumerStatus, ...]:
         """By lease key; may be called by any thread."""
         return tuple(sorted((c.status() for c in list(self._consumers.values())), key=lambda s: s.lease_key))
+
+    def queues(self) -> dict[str, str]:
+        """What waits between the source and the child of each consumer, by lease key; may be called by any thread."""
+        return {consumer.held.lease_key: repr(consumer.handoff) for consumer in list(self._consumers.values())}
 
     def warn_if_slow(self) -> None:
         """May be called by any thread."""

@@ -56,6 +56,7 @@ from kcl_host.runtime.consumer_services import ConsumerServices, RecordSource
 from kcl_host.runtime.consumer_status import ConsumerStatus
 from kcl_host.runtime.outside import Outside
 from kcl_host.runtime.shard_consumers import Event, ShardConsumers, StoppedAtOnce
+from kcl_host.runtime.state_dump import write_state
 from kcl_host.runtime.threads import Periodic
 
 _log = logging.getLogger(__name__)
@@ -80,6 +81,10 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     phase: Literal["STARTING", "RUNNING", "STOPPING", "STOPPED"]
     is_leader: bool
     consumers: tuple[ConsumerStatus, ...]
+    leases_known: bool = False
+    """Whether it has looked at least once which leases are its own."""
+    waits_for: str = ""
+    """What the start waits for, or last failed with."""
 
 
 class Supervisor:
@@ -93,7 +98,8 @@ class Supervisor:
         self._phase: Literal["STARTING", "RUNNING", "STOPPING", "STOPPED"] = "STARTING"
         self._leads = self._look_at_streams = False
         self._lead_again_s = 0.0
-        self._stream_arn = ""
+        self._stream_arn = self._start_waits_for = ""
+        self._leases_known = False
         self._periodics: dict[str, Periodic] = {}
         self._wire()
 
@@ -109,6 +115,29 @@ class Supervisor:
         """The configuration has changed: what can be taken over while the worker runs is."""
         self._events.put(Event("reread"))
 
+    def write_state(self) -> None:
+        """Into the log, on a thread of its own: it may take longer than a signal should."""
+        self._outside.threads.start("state", self._write_state, daemon=True)
+
+    def _write_state(self) -> None:
+        status = self.status()
+        parts = (self._election, self._held_leases, self._consumers, self._streams, self._auditor, self._cleanup)
+        write_state(
+            {
+                "phase": status.phase,
+                "waits_for": status.waits_for or None,
+                "is_leader": status.is_leader,
+                "version": __version__,
+                "application": status.application_name,
+                "parts": [repr(part) for part in parts],
+                "periodic": sorted(self._periodics),
+            },
+            self._held_leases.all(),
+            status.consumers,
+            self._consumers.queues(),
+            self._clock.monotonic(),
+        )
+
     @property
     def is_leader(self) -> bool:
         return self._election.is_leader()
@@ -121,6 +150,8 @@ class Supervisor:
             phase=self._phase,
             is_leader=self.is_leader,
             consumers=self._consumers.statuses(),
+            leases_known=self._leases_known,
+            waits_for=self._start_waits_for if self._phase == "STARTING" else "",
         )
 
     def run(self) -> None:
@@ -133,12 +164,15 @@ class Supervisor:
                     self._phase = "RUNNING"
                     self._outside.metrics.instruments.started(success=True)
                     self._outside.metrics.instruments.first_leases_read(success=True)
+                    self._outside.service_manager.ready("reads " + ", ".join(s.name for s in self._streams.configured))
                     failure = self._watch()
             except Exception as error:
                 failure = error  # What was started must be stopped in order all the same.
                 if self._phase == "STARTING":
                     self._outside.metrics.instruments.started(success=False)
             self._phase = "STOPPING"
+            if not isinstance(failure, FleetRolledBack):  # Then the process goes on, with a new worker.
+                self._outside.service_manager.stopping("stops" if failure is None else f"stops: {failure}")
             exceeded = self._drain(
                 give_away=not isinstance(failure, TwinWorker), name_owners=not isinstance(failure, FleetRolledBack)
             )
@@ -271,6 +305,8 @@ class Supervisor:
             on_fatal=self._fatal,
             on_shard_end=lambda held: self._events.put(Event("shard_ended", held)),
             instruments=instruments,
+            dead_letters=outside.dead_letters,
+            last_stderr=outside.last_stderr,
         )
         self._consumers = ShardConsumers(
             settings,
@@ -311,7 +347,9 @@ class Supervisor:
         settings, shard_id = self._settings.child, held.lease.shard_id
         stream = self._streams.of_lease(held.lease)
         child = self._outside.start_child(shard_id, stream)
-        dialogue = Dialogue(settings.max_line_bytes, settings.protocol_extensions)
+        limits = settings.max_line_bytes, settings.protocol_extensions
+        transcripts = self._outside.transcripts
+        dialogue = transcripts.new_dialogue(held.lease_key, child.pid, *limits) if transcripts else Dialogue(*limits)
         log = bind(logging.getLogger(CHILD), shard=shard_id, **stream.log_facts)
         return ChildSession(child, dialogue, checkpoint, settings.response_timeout_s, log)
 
@@ -341,6 +379,8 @@ class Supervisor:
             },
         )
         self._say_how_it_reads()
+        if self._outside.service_manager.alive_interval_s is not None:
+            self._periodic("alive", self._show_that_we_live)
         for step in (
             self._find_streams,
             self._find_consumer,
@@ -362,7 +402,7 @@ class Supervisor:
         self._periodic("lead", self._lead, first_in_s=self._lead_again_s, fatal=(MetadataConflict,))
         if self._streams.is_multi:
             self._periodic("streams", self._follow_streams)
-        self._periodic("discovery", self._discovery.run_once)
+        self._periodic("discovery", self._discover)
         self._periodic("audit", self._auditor.run_once)
         self._periodic("cleanup", self._cleanup.run_once)
         self._periodic("client-version", self._metadata.run_once, fatal=(MetadataConflict, FleetRolledBack))
@@ -373,6 +413,11 @@ class Supervisor:
         if self._settings.lifecycle.log_warning_for_task_after_s is not None:
             self._periodic("slow-tasks", self._warn_of_slow_tasks)
         return True
+
+    def _discover(self) -> float:
+        pause_s = self._discovery.run_once()
+        self._leases_known = True
+        return pause_s
 
     def _retrying(self, step: Callable[[], object]) -> bool:
         """Runs a step of the start until it succeeds; False when a stop was requested.
@@ -392,10 +437,11 @@ class Supervisor:
                 waited += 1
                 pause_s = pause(waited, throttled=False) if error.pause_s is None else error.pause_s
                 if str(error) != waits_for:
-                    waits_for = str(error)
+                    waits_for = self._start_waits_for = str(error)
                     _log.info("start waits", extra={"action": "start_waits", "reason": waits_for})
             except Throttled as error:
                 throttled += 1
+                self._start_waits_for = str(error)
                 pause_s = pause(throttled, throttled=True)
                 extra = {"action": "start_throttled", "times": throttled, "next_try_s": round(pause_s, 1)}
                 _log.info("start is throttled, will be repeated", extra={**extra, "error": str(error)})
@@ -404,6 +450,7 @@ class Supervisor:
                 if failed == coordinator.initialization_attempts:
                     raise
                 pause_s = pause(failed, throttled=False)
+                self._start_waits_for = str(error)
                 _log.warning(
                     "start failed, will be repeated",
                     extra={
@@ -503,6 +550,17 @@ class Supervisor:
             at_once = True
         return self._stream_sync.run_once(at_once=at_once)
 
+    def _show_that_we_live(self) -> float | None:
+        """While records are read by way of the main thread, which is what the watchdog asks about.
+
+        A start and a stop have their own time limits.
+        """
+        if self._phase == "RUNNING":
+            self._events.put(Event("alive"))
+        else:
+            self._outside.service_manager.alive()
+        return self._outside.service_manager.alive_interval_s
+
     def _warn_of_slow_tasks(self) -> float:
         self._consumers.warn_if_slow()
         return SLOW_TASK_CHECK_S
@@ -544,6 +602,8 @@ class Supervisor:
                 return event.error
             if event.kind == "reread":
                 self._reread()
+            elif event.kind == "alive":
+                self._outside.service_manager.alive()
             else:
                 try:
                     self._consumers.serve(event)

@@ -45,6 +45,10 @@ class SystemThreads:
         return queue.SimpleQueue()
 
     def for_each(self, act: Callable[[Item], None], items: Iterable[Item]) -> None:
+        items = list(items)
+        if len(items) == 1:
+            act(items[0])  # To hand it over would take as long as many an act.
+            return
         for _ in self._pool.map(act, items):
             pass
 

@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import socket
+import stat
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -95,8 +96,12 @@ class SparkEngine:
         if not upload and (named or _on_this_machine()):
             self._spool = Path(named or Path(tempfile.gettempdir(), f"kcl-host-spool-{os.getuid()}")).absolute()
             self._spool.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not named and self._spool.stat().st_uid != os.getuid():
-                raise PermissionError(f"{self._spool} belongs to somebody else; name another in KCL_HOST_SPARK_SPOOL")
+            found = self._spool.lstat()  # Of a name that anybody may have taken before us.
+            if not named and (found.st_uid != os.getuid() or found.st_mode & 0o170022 != stat.S_IFDIR):
+                raise PermissionError(
+                    f"{self._spool} belongs to somebody else, is a link or open to others; name another in "
+                    "KCL_HOST_SPARK_SPOOL"
+                )
             _sweep(self._spool)
 
     @property
@@ -220,10 +225,14 @@ def open_session() -> SparkSession:
     anew with a new session (the old one does not survive a restart of the server). Raises RuntimeError when there is
     neither.
     """
+    remote = os.environ.get("SPARK_REMOTE")
+    if remote is not None:
+        from kcl_host.spark.thin import import_client
+
+        import_client()
     from pyspark.sql import SparkSession
     from pyspark.util import is_remote_only
 
-    remote = os.environ.get("SPARK_REMOTE")
     if remote is None:
         if is_remote_only():
             raise RuntimeError(

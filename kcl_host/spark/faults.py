@@ -26,6 +26,24 @@ STEPS: Final = (
     "checkpointed",  # the host has answered
 )
 
+OF_POSTGRES: Final = (
+    "prepared",  # an empty staging table is there
+    "written",  # the staging tables are full
+    "moved",  # the position, in the transaction
+    "inserted",  # the rows too
+    "shown",  # the transaction is committed
+    "dropped",  # the staging tables are
+)
+OF_DELTA: Final = (
+    "written",
+    "synced",
+    "staged",  # the note for the other tables stands under a temporary name
+    "linked",  # ... under its own
+    "logged",  # the first table has its rows and the position
+    "spread",  # the others have theirs
+)
+"""Steps of the other sinks, between `buffered` and `committed`."""
+
 _seen: dict[str, int] = {}
 
 

@@ -36,6 +36,10 @@ _log = logging.getLogger(__name__)
 _SHARD_END_TRIES: Final = 5
 
 
+def _say(line: str) -> None:
+    os.write(2, f"{line}\n".encode())  # In one piece: other threads and a JVM write there too.
+
+
 class Retry(msgspec.Struct, frozen=True, kw_only=True):
     """How a batch is tried again when Spark or the sink fails. The host waits meanwhile and keeps the lease."""
 
@@ -52,6 +56,8 @@ class Outside(msgspec.Struct, frozen=True, kw_only=True):
     boot_s: Callable[[], float] = boot_s
     sleep: Callable[[float], None] = time.sleep
     environ: Mapping[str, str] = os.environ
+    say: Callable[[str], None] = _say
+    """A line for the host, on stderr."""
 
 
 class MicroBatchProcessor(RecordProcessor):
@@ -186,6 +192,7 @@ class MicroBatchProcessor(RecordProcessor):
                 if not self._engine.may_pass(error) or waited_s + pause_s > self._retry.give_up_after_s:
                     raise
                 self._report("retry", after_s=round(waited_s, 1), error=f"{type(error).__name__}: {str(error)[:300]}")
+                self._measure(Retries=1)
                 self._engine.reset()
                 self._outside.sleep(pause_s)
                 pause_s = min(2 * pause_s, self._retry.longest_pause_s)
@@ -242,6 +249,17 @@ class MicroBatchProcessor(RecordProcessor):
                 execute_s=round(written_s - spooled_s, 3),
                 commit_s=round(now_s - written_s, 3),
             )
+            self._measure(
+                RecordsCommitted=batch.records,
+                BytesCommitted=opened.bytes,
+                RowsRejected=frames.rejected,
+                HeadLag=None if batch.arrived_ms is None else max(0, time.time_ns() // 1_000_000 - batch.arrived_ms),
+                **{
+                    "Convert.Time": 1000 * (spooled_s - began_s),
+                    "Execute.Time": 1000 * (written_s - spooled_s),
+                    "Commit.Time": 1000 * (now_s - written_s),
+                },
+            )
         return after
 
     def _checkpoint(self, checkpointer: Checkpointer) -> None:
@@ -262,7 +280,9 @@ class MicroBatchProcessor(RecordProcessor):
             return
         reach("checkpointed")
         self._covered = None
-        self._report("checkpointed", at=_words(covered), took_s=round(self._outside.monotonic_s() - began_s, 3))
+        took_s = self._outside.monotonic_s() - began_s
+        self._report("checkpointed", at=_words(covered), took_s=round(took_s, 3))
+        self._measure(**{"Checkpoint.Time": 1000 * took_s})
 
     def _drop_everything(self, why: str) -> None:
         self._report("lease_lost", why=why, dropped=self._open.records)
@@ -289,6 +309,12 @@ class MicroBatchProcessor(RecordProcessor):
                 os.write(descriptor, line.encode() + b"\n")  # in one piece: several children share the file
             finally:
                 os.close(descriptor)
+
+    def _measure(self, **points: float | None) -> None:
+        """For the metrics of the host, if it announced that it wants them (kcl_host/observe/micro_batch.py)."""
+        if self._outside.environ.get("KCL_HOST_METRICS") == "stderr":
+            known = {name: round(value, 3) for name, value in points.items() if value is not None}
+            self._outside.say(f"kcl-host-metrics {json.dumps(known)}")
 
 
 class _Frames(Mapping[str, Any]):

@@ -2,7 +2,7 @@
 
     python -m kcl_host.spark.server [--memory 2g] [--cores N] [--port N]
 
-Prints `sc://127.0.0.1:PORT` on stdout each time the server is ready, restarts it on the same port when it dies, and
+Prints `sc://localhost:PORT` on stdout each time the server is ready, restarts it on the same port when it dies, and
 ends with its owner: when stdin is closed, on TERM, or with this process, however that ends. Logs go to stderr.
 
 The server runs code for whoever reaches its port and listens on loopback only: with untrusted users on the machine give
@@ -25,13 +25,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 _log = logging.getLogger("kcl_host.spark.server")
 
-READY_LIMIT_S: Final = 90.0
+READY_LIMIT_S: Final = 180.0
+PORT_LIMIT_S: Final = 15.0
 STOP_LIMIT_S: Final = 5.0
 LONGEST_PAUSE_S: Final = 30.0
 _QUIET_AFTER_S: Final = 60.0
@@ -46,7 +47,7 @@ appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %p %c{1}: %m%n%ex
+appender.stderr.layout.pattern = %p %c{1}: %m%n%ex{3}
 """
 
 
@@ -61,7 +62,9 @@ def spark_home() -> Path:
         home = Path(named)
     else:
         spec = importlib.util.find_spec("pyspark")
-        home = Path(next(iter(spec.submodule_search_locations or [""]))) if spec else Path("nowhere")
+        if spec is None:
+            raise ServerFailed("no Spark is installed here: install kcl-host[spark-local], or name one in SPARK_HOME")
+        home = Path(next(iter(spec.submodule_search_locations or [""])))
     if not (home / "bin" / "spark-submit").exists() or not any((home / "jars").glob("spark-connect_*.jar")):
         raise ServerFailed(
             f"no Spark with a Connect server in {home}: install kcl-host[spark-local] or name one in SPARK_HOME "
@@ -86,15 +89,21 @@ class ConnectServer:
 
     @property
     def remote(self) -> str:
-        """For SPARK_REMOTE. Stays the same over restarts."""
-        return f"sc://{_LOOPBACK}:{self.port}"
+        """For SPARK_REMOTE. Stays the same over restarts. By this name the client sends a token without TLS."""
+        return f"sc://localhost:{self.port}"
 
     @property
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    def start(self) -> None:
-        """Returns once it accepts clients; raises ServerFailed."""
+    def start(self, told_to_end: Callable[[float], bool]) -> bool:
+        """True once it accepts clients; False when `told_to_end`, which waits so many seconds. Raises ServerFailed."""
+        deadline_s = time.monotonic() + PORT_LIMIT_S
+        while self._accepts():  # the server of a host that was killed a moment ago, perhaps
+            if told_to_end(0.1):
+                return False
+            if time.monotonic() > deadline_s:
+                raise ServerFailed(f"port {self.port} is taken by another process")
         self._process = subprocess.Popen(
             self._command(),
             stdin=subprocess.DEVNULL,
@@ -113,12 +122,15 @@ class ConnectServer:
         )
         deadline_s = time.monotonic() + READY_LIMIT_S
         while not self._accepts():
+            if told_to_end(0.1):
+                self.stop()
+                return False
             if self._process.poll() is not None:
                 raise ServerFailed(f"the local Spark server ended with {self._process.returncode} before it was ready")
             if time.monotonic() > deadline_s:
                 self.stop()
                 raise ServerFailed(f"the local Spark server was not ready after {READY_LIMIT_S:g} s")
-            time.sleep(0.1)
+        return True
 
     def ended(self) -> bool:
         return self._process is None or self._process.poll() is not None
@@ -178,23 +190,30 @@ class ConnectServer:
         return False
 
 
-def serve(server: ConnectServer, stdin: int, wake: int) -> None:
-    """Keeps the server running until `stdin` is closed or something can be read from `wake`."""
-    pause_s = 1.0
+def serve(server: ConnectServer, stdin: int, wake: int) -> bool:
+    """Keeps the server running until `stdin` is closed or something can be read from `wake`.
+
+    False when it did not even start once, which another try would not change.
+    """
+    pause_s, was_ready = 1.0, False
     while True:
         started_s = time.monotonic()
         try:
-            server.start()
+            if not server.start(lambda seconds: _told_to_end(stdin, wake, seconds)):
+                return True
+            was_ready = True
             print(server.remote, flush=True)
         except ServerFailed as error:
             _log.error("%s", error)
+            if not was_ready:
+                return False
         while not server.ended():
             if _told_to_end(stdin, wake, 0.2):
-                return
+                return True
         _log.warning("the local Spark server ended, it is started again on port %s", server.port)
         pause_s = 1.0 if time.monotonic() - started_s > _QUIET_AFTER_S else min(2 * pause_s, LONGEST_PAUSE_S)
         if _told_to_end(stdin, wake, pause_s if pause_s > 2 else 0.1):
-            return
+            return True
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -211,10 +230,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"ERROR: {error}", file=sys.stderr)
             return 2
         try:
-            serve(server, sys.stdin.fileno(), wake)
+            return 0 if serve(server, sys.stdin.fileno(), wake) else 1
         finally:
             server.close()
-    return 0
 
 
 @contextlib.contextmanager

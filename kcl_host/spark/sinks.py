@@ -52,6 +52,17 @@ class Sink(Protocol):
         ...
 
 
+def head_at(generation: int, position: Position | None, seen_s: float) -> Head:
+    """For sinks that keep a generation and a position, and no chain."""
+    return Head(
+        position=position,
+        generation=generation,
+        commits_since_layout=0,
+        has_history=position is not None or generation > 0,
+        seen_s=seen_s,
+    )
+
+
 class AtLeastOnceSink:
     """Calls `write(frame, batch)` once per table and batch. After a crash before the checkpoint the same records come
     again, cut into other batches: `batch.end` and the columns `sequence_number`, `sub_sequence_number` are there for a
@@ -64,7 +75,7 @@ class AtLeastOnceSink:
         self._write = write
 
     def head(self, key: ChainKey) -> Head:
-        return Head(position=None, generation=0, commits_since_layout=0, has_history=False, seen_s=boot_s())
+        return head_at(0, None, boot_s())
 
     def problem(self, key: ChainKey, head: Head, checkpoint: Position | None) -> str | None:
         return None

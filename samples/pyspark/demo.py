@@ -1,4 +1,5 @@
-"""The whole way on this machine: producer, kcl-host, one ingest.py per shard, a table that grows, a query at the end.
+"""The whole way on this machine: producer, kcl-host with a local Spark server and one ingest.py per shard, a table that
+grows, a query at the end.
 
 Run by scripts/demo-spark. The exit code is 1 when an event is missing from the table or stands in it twice.
 """
@@ -7,13 +8,19 @@ import argparse
 import json
 import os
 import random
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
+
+from rich.live import Live
+from rich.table import Table
 
 from kcl_host.local.engines import Engines
 from kcl_host.spark.parquet import views
@@ -26,74 +33,88 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=30, help="of producing (default 30)")
     parser.add_argument("--rate", type=int, default=500, help="events per second (default 500)")
+    parser.add_argument("--plain", action="store_true", help="a line every few seconds instead of a table")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kcl-host-demo-spark-") as folder, Engines() as engines:
         engines.create_stream("events", SHARDS)
-        return demo(engines, Path(folder), options.seconds, options.rate)
+        show = Lines() if options.plain or not sys.stdout.isatty() else Screen()
+        return demo(engines, Path(folder), options.seconds, options.rate, show)
 
 
-def demo(engines: Engines, folder: Path, seconds: float, rate: int) -> int:
-    table, log = folder / "table", (folder / "host.log").open("w+")
-    say(f"a Spark Connect server for all children (memory 1g); logs in {folder}")
-    server = subprocess.Popen(
-        [sys.executable, "-m", "kcl_host.spark.server", "--memory", "1g"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=(folder / "spark.log").open("w"), text=True,
-    )  # fmt: skip
-    host = None
-    try:
-        remote = server.stdout.readline().strip()
-        if not remote:
-            print((folder / "spark.log").read_text())
-            return 1
-        say(f"Spark is ready at {remote}; kcl-host starts, one thin PySpark child per shard")
-        environ = {**os.environ, "SPARK_REMOTE": remote, "EVENTS_TABLE": str(table), "EVENTS_AGE_S": "3"}
+def demo(engines: Engines, folder: Path, seconds: float, rate: int, show: "Lines | Screen") -> int:
+    table, log = folder / "table", folder / "host.log"
+    # Whoever knows the secret may run code on the server. kcl-host makes one up, unless the query has to know it too.
+    environ = {
+        **{name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"},
+        "SPARK_CONNECT_AUTHENTICATE_TOKEN": secrets.token_hex(16),
+        "EVENTS_TABLE": str(table),
+        "EVENTS_AGE_S": "3",
+    }
+    port = free_port()
+    say(f"kcl-host starts: a local Spark server, then one thin PySpark child per shard (log: {log})")
+    with log.open("w") as output:
         host = subprocess.Popen(
-            [sys.executable, "-m", "kcl_host", "-p", str(properties(engines, folder))],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ,
+            [sys.executable, "-m", "kcl_host", "-p", str(properties(engines, folder, port))],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environ,
         )  # fmt: skip
-        produced = produce_and_watch(engines, table, seconds, rate)
-        done = wait_for(table, produced, host)
-        what = "all of it is committed" if done else "not all of it is committed yet"
-        say(f"{what}; the query (samples/pyspark/aggregate.py):")
+    try:
+        with show:
+            produced = produce_and_watch(engines, table, seconds, rate, host, show)
+            done = wait_for(table, produced, host, show)
+        if not done:
+            say("not everything was committed in time; the end of the host's log:")
+            print("\n".join(log.read_text().splitlines()[-30:]))
+            return 1
+        say("all of it is committed; the query (samples/pyspark/aggregate.py):")
+        environ["SPARK_REMOTE"] = f"sc://localhost:{port}"
         subprocess.run([sys.executable, str(HERE / "aggregate.py"), str(table)], env=environ, check=True)
         return verdict(table, produced, environ)
     finally:
-        if host is not None:
-            host.send_signal(signal.SIGTERM)
-            host.wait()
-        server.stdin.close()
-        server.wait()
-        log.close()
+        host.send_signal(signal.SIGTERM)
+        host.wait()
 
 
-def properties(engines: Engines, folder: Path) -> Path:
+def properties(engines: Engines, folder: Path, port: int) -> Path:
     path = folder / "ingest.properties"
     lines = [
         f"executableName = {sys.executable} {HERE / 'ingest.py'}",
         "streamName = events",
         "applicationName = demo-spark",
+        "spark.server = local",
+        "spark.server.memory = 1g",
+        f"spark.server.port = {port}",
         "initialPositionInStream = TRIM_HORIZON",
         "AwsCredentialsProvider = AnonymousCredentialsProvider",
         "retrievalMode = POLLING",
         "idleTimeBetweenReadsInMillis = 500",
+        "metricsLevel = NONE",
         *engines.properties_lines(),
     ]
     path.write_text("\n".join(lines) + "\n")
     return path
 
 
-def produce_and_watch(engines: Engines, table: Path, seconds: float, rate: int) -> int:
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def produce_and_watch(
+    engines: Engines, table: Path, seconds: float, rate: int, host: subprocess.Popen, show: "Lines | Screen"
+) -> int:
+    """Events at an even rate, also while the host starts. How many they were."""
     rng = random.Random(1)
-    began, next_line, produced = time.monotonic(), 0.0, 0
-    while (elapsed := time.monotonic() - began) < seconds:
+    began, next_look, produced = time.monotonic(), 0.0, 0
+    while (elapsed := time.monotonic() - began) < seconds and host.poll() is None:
         due = int(elapsed * rate) - produced
         if due > 0:
             records = [(f"key-{n}", event(n, rng)) for n in range(produced, produced + due)]
             engines.put_records("events", records)
             produced += due
-        if elapsed >= next_line:
-            next_line = elapsed + 3
-            report(table, produced)
+        if elapsed >= next_look:
+            next_look = elapsed + show.every_s
+            show.update(produced, counts(table))
         time.sleep(0.05)
     return produced
 
@@ -107,32 +128,87 @@ def event(number: int, rng: random.Random) -> bytes:
     return json.dumps(fields).encode()
 
 
-def counts(table: Path) -> tuple[int, int, int, float | None]:
-    """Rows, files, commits, and the age in seconds of the newest record that is in the table."""
-    seen = views(table).values()
-    files = [file for view in seen for files in view.tables.values() for file in files]
-    arrived = [view.arrived_ms for view in seen if view.arrived_ms is not None]
-    lag_s = None if len(arrived) < SHARDS else time.time() - min(arrived) / 1000
-    return sum(file.rows for file in files), len(files), sum(view.commits for view in seen), lag_s
+class Count(NamedTuple):
+    """What is committed of a shard."""
+
+    rows: int
+    files: int
+    commits: int
+    lag_s: float | None
+    """Age of the newest record that is in the table."""
 
 
-def report(table: Path, produced: int) -> None:
-    rows, files, commits, lag_s = counts(table)
-    lag = "-" if lag_s is None else f"{lag_s:.1f} s"
-    say(f"{produced:>7,} events produced | table: {rows:>7,} rows, {files:>4} files, {commits:>4} commits, lag {lag}")
+def counts(table: Path) -> dict[str, Count]:
+    found = {}
+    for key, view in views(table).items():
+        files = [file for files in view.tables.values() for file in files]
+        lag_s = None if view.arrived_ms is None else time.time() - view.arrived_ms / 1000
+        found[key.shard] = Count(sum(file.rows for file in files), len(files), view.commits, lag_s)
+    return dict(sorted(found.items()))
 
 
-def wait_for(table: Path, produced: int, host: subprocess.Popen) -> bool:
+def total(found: dict[str, Count]) -> Count:
+    lags = [one.lag_s for one in found.values() if one.lag_s is not None]
+    lag_s = max(lags) if len(lags) == SHARDS else None
+    return Count(*(sum(one[i] for one in found.values()) for i in range(3)), lag_s)
+
+
+def words(count: Count) -> list[str]:
+    lag = "-" if count.lag_s is None else f"{count.lag_s:.1f} s"
+    return [f"{count.rows:,}", f"{count.files}", f"{count.commits}", lag]
+
+
+class Lines:
+    every_s = 3.0
+
+    def __enter__(self) -> "Lines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, produced: int, found: dict[str, Count]) -> None:
+        rows, files, commits, lag = words(total(found))
+        shards = ", ".join(f"{count.rows:,}" for count in found.values()) or "-"
+        say(f"{produced:>7,} events | table: {rows} rows ({shards}), {files} files, {commits} commits, lag {lag}")
+
+
+class Screen:
+    every_s = 0.5
+
+    def __init__(self) -> None:
+        self._live = Live(auto_refresh=False)
+
+    def __enter__(self) -> "Screen":
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.__exit__(*error)
+
+    def update(self, produced: int, found: dict[str, Count]) -> None:
+        table = Table(title=f"{produced:,} events produced", title_justify="left")
+        for column in ("shard", "rows", "files", "commits", "lag"):
+            table.add_column(column, justify="left" if column == "shard" else "right", min_width=8)
+        for shard, count in found.items():
+            table.add_row(shard, *words(count))
+        table.add_section()
+        table.add_row("table", *words(total(found)), style="bold")
+        self._live.update(table, refresh=True)
+
+
+def wait_for(table: Path, produced: int, host: subprocess.Popen, show: "Lines | Screen") -> bool:
     """Whether everything was committed within three minutes."""
     deadline = time.monotonic() + 180
-    while counts(table)[0] < produced and host.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.5)
-    report(table, produced)
-    return counts(table)[0] >= produced
+    while total(found := counts(table)).rows < produced and host.poll() is None and time.monotonic() < deadline:
+        show.update(produced, found)
+        time.sleep(show.every_s)
+    show.update(produced, found)
+    return total(found).rows >= produced
 
 
 def verdict(table: Path, produced: int, environ: dict[str, str]) -> int:
-    os.environ["SPARK_REMOTE"] = environ["SPARK_REMOTE"]
+    os.environ |= environ
     from pyspark.sql import SparkSession
 
     from kcl_host.spark import read_committed

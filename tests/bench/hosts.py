@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
+import json
 import os
 import re
 import shutil
+import ssl
 import subprocess
 import sys
-import time
+import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -24,6 +26,8 @@ import click
 import msgspec
 import pytest
 
+from kcl_host.local.dynamodb import REGION, DynamoDbEngine
+from tests.bench.report import Kind
 from tests.interop.clients import kclpy_folder, node_command
 from tests.interop.java_daemon import (
     CACHE,
@@ -37,11 +41,22 @@ from tests.interop.maven import NotFound, libraries
 
 HERE: Final = Path(__file__).parent
 BUILT: Final = HERE.parents[1] / ".kcl-host" / "bench"
+
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 MB: Final = 1e6
 
-Kind = Literal["kcl-host", "java"]
 Child = Literal["c", "kclpy", "node"]
+PROPERTIES: Final = {
+    "streamName": "bench",
+    "AWSCredentialsProvider": "EnvironmentVariableCredentialsProvider",
+    "initialPositionInStream": "TRIM_HORIZON",
+    "retrievalMode": "POLLING",
+    "metricsLevel": "NONE",
+    "disableWorkerMetrics": "true",
+    "regionName": REGION,
+}
+"""Of every measurement. CloudWatch is not there; nor are the files of a container, from which Java reads its CPU."""
+CREDENTIALS: Final = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_DEFAULT_REGION": REGION}
 
 
 class Missing(click.ClickException):
@@ -55,22 +70,38 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     """Of one process so far; nothing of its children. `peak_mb` is resident memory at its highest."""
 
     cpu_s: float
+    resident_mb: float
     peak_mb: float
     threads: int
+    descriptors: int
 
 
 def use_of(pid: int) -> Use:
     """Raises ProcessLookupError when it is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        status = dict(line.split(":", 1) for line in proc_lines(f"/proc/{pid}/status"))
+        descriptors = len(os.listdir(f"/proc/{pid}/fd"))
     except FileNotFoundError:
         raise ProcessLookupError(pid) from None
+    resident_mb, peak_mb = (int(status.get(n, "0 kB").split()[0]) * 1024 / MB for n in ("VmRSS", "VmHWM"))
     return Use(
         cpu_s=(int(stat[11]) + int(stat[12])) / TICKS_PER_S,
-        peak_mb=int(status.get("VmHWM", "0 kB").split()[0]) * 1024 / MB,
+        resident_mb=resident_mb,
+        peak_mb=peak_mb,
         threads=int(stat[17]),
+        descriptors=descriptors,
     )
+
+
+def proc_lines(file: str) -> list[str]:
+    return Path(file).read_text().splitlines()
+
+
+def machine_busy_s() -> float:
+    """CPU seconds of all cores that were not idle, since the machine started."""
+    ticks = list(map(int, proc_lines("/proc/stat")[0].split()[1:9]))
+    return (sum(ticks) - ticks[3] - ticks[4]) / TICKS_PER_S
 
 
 def children_of(pid: int) -> list[int]:
@@ -95,6 +126,12 @@ def reading_child() -> Path:
     """Raises Missing without a C compiler."""
     text = HERE / "children" / "reading_child.c"
     return _built("reading_child", [text], ["cc", "-O2", str(text), "-o"])
+
+
+def java_classes(name: str, class_path: str) -> Path:
+    """The folder of classes compiled from java/`name`.java. Raises Missing without javac."""
+    text = HERE / "java" / f"{name}.java"
+    return _built(name, [text], ["javac", "-proc:none", "-cp", class_path, str(text), "-d"])
 
 
 def _built(name: str, texts: Sequence[Path], command: Sequence[str]) -> Path:
@@ -128,9 +165,10 @@ def child_command(child: Child) -> tuple[str, dict[str, str]]:
 
 
 class Source(LoggedProcess):
-    """Serves `shards` shards whose records all have the payload of `payloads` (one, or one for each shard)."""
+    """Serves `shards` shards whose records all have the payload of `payloads` (one, or one for each shard); none: idle
+    shards."""
 
-    def __init__(self, folder: Path, shards: int, payloads: Sequence[bytes]) -> None:
+    def __init__(self, folder: Path, shards: int, payloads: Sequence[bytes] = ()) -> None:
         folder.mkdir()
         self.folder, self.shards = folder, shards
         self.notes = folder / "answers"
@@ -139,7 +177,8 @@ class Source(LoggedProcess):
         for number, payload in enumerate(payloads):
             files.append(folder / f"payload-{number}")
             files[-1].write_bytes(payload)
-        options = ["-folder", str(folder), "-shards", str(shards), "-notes", str(self.notes)]
+        options = ["-folder", str(folder), "-shards", str(shards)]
+        options += ["-notes", str(self.notes)] if payloads else ["-idle"]
         super().__init__([str(source_program()), "serve", *options, *map(str, files)], folder / "source.log")
 
     @property
@@ -150,12 +189,57 @@ class Source(LoggedProcess):
         super().start()
         self.wait_for(lambda: self.url.startswith("https://"), 10, "the source listens")
 
-    def ceiling(self, wire: Literal["h2-cbor", "h1-json"], limit: int, seconds: float) -> tuple[float, float]:
-        """Answers and MB of bodies per second to a client of its own, which needs half of the processor time."""
+    def requests(self) -> Counter[str]:
+        """So far, by operation."""
+        context = ssl.create_default_context(cafile=str(self.certificate))
+        with urllib.request.urlopen(self.url, context=context) as answer:
+            return Counter(json.load(answer))
+
+    def ceiling(self, kind: Kind, limit: int, seconds: float) -> float:
+        """MB of bodies per second on the wire of a host, to a client that needs half of the processor time."""
+        wire = "h2-cbor" if kind == "java" else "h1-json"
         options = ["-folder", str(self.folder), "-url", self.url, "-wire", wire, "-shards", str(self.shards)]
         command = [str(source_program()), "load", *options, "-limit", str(limit), "-seconds", str(seconds)]
-        answers, mb = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
-        return float(answers), float(mb)
+        _, mb = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+        return float(mb)
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A stream, and the tables of one application."""
+
+    folder: Path
+    source: Source
+    tables: DynamoDbEngine
+    table_requests: Counter[str]
+    """So far, by operation."""
+
+    def rows(self) -> list[dict[str, dict[str, str]]]:
+        """Of all tables, in DynamoDB JSON."""
+        names = self.tables.call("ListTables")["TableNames"]
+        return [row for name in names for row in self.tables.call("Scan", TableName=name)["Items"]]
+
+    def owners(self) -> dict[str, str | None]:
+        """Of leases by key; None is nobody."""
+        leases = [row for row in self.rows() if row.get("leaseKey", {}).get("S", "").startswith("shardId-")]
+        return {row["leaseKey"]["S"]: row.get("leaseOwner", {}).get("S") for row in leases}
+
+    def leader(self) -> str | None:
+        """Worker id of the holder of the leader lock."""
+        locks = [row for row in self.rows() if "Leader" in (row.get(n, {}).get("S") for n in ("key", "leaseKey"))]
+        return next((row["ownerName"]["S"] for row in locks if "ownerName" in row), None)
+
+
+@contextlib.contextmanager
+def place(folder: Path, shards: int, payloads: Sequence[bytes] = ()) -> Iterator[Place]:
+    """Without payloads the shards are idle."""
+    tables, requests = DynamoDbEngine(), Counter[str]()
+    tables.front.observe = lambda operation, _body, _answer: requests.update([operation])
+    tables.start()
+    try:
+        with Source(folder / "source", shards, payloads) as source:
+            yield Place(folder, source, tables, requests)
+    finally:
+        tables.stop()
 
 
 # The hosts
@@ -193,23 +277,50 @@ def java(options: Sequence[str] = ()) -> Java:
     return Java(f"{jars}/*", versions, tuple(options))
 
 
-@contextlib.contextmanager
-def running(
-    kind: Kind, folder: Path, source: Source, properties: Mapping[str, str], env: Mapping[str, str], jvm: Java | None
-) -> Iterator[LoggedProcess]:
-    """The host on `properties`, whose notes go to `folder`/notes; ended by TERM, and by KILL if that does not help."""
-    folder.mkdir()
-    (folder / "notes").mkdir()
+def host(
+    kind: Kind,
+    name: str,
+    at: Place,
+    properties: Mapping[str, str],
+    env: Mapping[str, str],
+    jvm: Java | None,
+    *,
+    is_paced: bool = True,
+) -> LoggedProcess:
+    """Not started yet; its log, properties and its children's notes are in the folder `name` of the place.
+
+    Neither host reads a shard more often than every 200 ms; with `is_paced` False both are made to, by a start of ours.
+    """
+    folder = at.folder / name
+    (folder / "notes").mkdir(parents=True)
+    properties = {
+        **PROPERTIES,
+        "applicationName": f"bench-{kind}",
+        "kinesisEndpoint": at.source.url,
+        "dynamoDBEndpoint": at.tables.endpoint,
+        **properties,
+    }
     file = write_properties(folder / "bench.properties", properties)
-    env = {**env, "KCL_BENCH_NOTES": str(folder / "notes")}
+    env = {**env, **CREDENTIALS, "KCL_BENCH_NOTES": str(folder / "notes")}
     if kind == "java":
         assert jvm is not None
-        command = ["java", *jvm.options, *_trusting(source.certificate, folder), "-cp", jvm.class_path, MAIN_CLASS]
-        command += ["--properties-file", str(file)]
+        classes, main = jvm.class_path, MAIN_CLASS
+        if not is_paced:
+            classes, main = (
+                f"{java_classes('UnpacedDaemon', classes)}:{classes}",
+                "software.amazon.kinesis.multilang.config.UnpacedDaemon",
+            )
+        command = ["java", *jvm.options, *_trusting(at.source.certificate, folder), "-cp", classes]
+        command += [main, "--properties-file", str(file)]
     else:
-        command = [sys.executable, "-m", "kcl_host", "-p", str(file)]
-        env["AWS_CA_BUNDLE"] = str(source.certificate)
-    host = LoggedProcess(command, folder / "host.log", env)
+        command = [sys.executable, "-m", "kcl_host" if is_paced else "tests.bench.unpaced_host", "-p", str(file)]
+        env["AWS_CA_BUNDLE"] = str(at.source.certificate)
+    return LoggedProcess(command, folder / "host.log", env)
+
+
+@contextlib.contextmanager
+def running(host: LoggedProcess) -> Iterator[LoggedProcess]:
+    """Started; ended by TERM if it still runs then, and by KILL if that does not help."""
     with host:
         yield host
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -222,73 +333,3 @@ def _trusting(certificate: Path, folder: Path) -> list[str]:
     command += ["-keystore", str(store), "-storetype", "PKCS12", "-storepass", "changeit"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return [f"-Djavax.net.ssl.trustStore={store}", "-Djavax.net.ssl.trustStorePassword=changeit"]
-
-
-# Notes
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """One line of the source's notes; times in seconds since the epoch."""
-
-    records: int
-    began_s: float
-    ended_s: float
-
-
-class Status(msgspec.Struct, frozen=True):
-    """One line of a child's notes: it has answered for everything up to this position of its shard."""
-
-    batch: int
-    """Number of the source's answer."""
-    index: int
-    """Of the record within it."""
-    sub: int
-    records: int
-    at_s: float
-
-
-def answers(source: Source) -> dict[tuple[int, int], Answer]:
-    """By shard and number of the answer."""
-    found: dict[tuple[int, int], Answer] = {}
-    for line in _lines(source.notes):
-        shard, batch, records, began_ns, ended_ns = map(int, line)
-        found[shard, batch] = Answer(records, began_ns / 1e9, ended_ns / 1e9)
-    return found
-
-
-def statuses(folder: Path) -> dict[int, list[Status]]:
-    """Of the children of one host by shard, in the order of time; batches without records left out."""
-    found: dict[int, list[Status]] = {}
-    for file in (folder / "notes").iterdir():
-        for number, sub, _, records, at_ns in _lines(file):
-            if number != "-":
-                shard, batch, index = int(number[32:38]), int(number[38:50]), int(number[50:])
-                status = Status(batch, index, int(sub), int(records), int(at_ns) / 1e9)
-                found.setdefault(shard, []).append(status)
-    for of_shard in found.values():
-        of_shard.sort(key=lambda status: status.at_s)
-    return found
-
-
-def _lines(file: Path) -> Iterator[list[str]]:
-    """Whole lines only: the last one may be half written."""
-    text = file.read_text()
-    return (line.split() for line in text[: text.rfind("\n") + 1].splitlines())
-
-
-def wait_for_statuses(host: LoggedProcess, folder: Path, shards: int, limit_s: float) -> float:
-    """Seconds from the start of the host until each shard has had a batch answered."""
-    return host.wait_for(lambda: len(statuses(folder)) == shards, limit_s, f"a batch of each of {shards} shards")
-
-
-def monotone(of_shard: Sequence[Status]) -> bool:
-    """No answer of the source was left out, and none came twice."""
-    return all(
-        b.batch <= a.batch + 1 and (a.batch, a.index, a.sub) < (b.batch, b.index, b.sub)
-        for a, b in itertools.pairwise(of_shard)
-    )
-
-
-def now_s() -> float:
-    """The clock of all notes."""
-    return time.time()

@@ -1,21 +1,26 @@
-"""How long the leader thinks: one plan, and one whole steady pass over tables in memory; and what becomes of skew.
+"""What the leader's decision costs, and how good it is, by the size of the fleet: ours and Java's on one snapshot.
 
-`python -m tests.bench.plan` prints the median and the range of several runs, on one core, collector included.
-`python -m tests.bench.plan --skew` prints how even a skewed fleet becomes, and by how many moves, ours and Java's.
+Java's is the library's own class, called by a small program of ours (java_decider.py). Both get the same leases and
+reports of workers in memory, and decide on a pass that balances. Each run starts with a decision that nothing has
+warmed up, in Java's case the first one of a JVM; the time of one after many is the median of the last REPEAT - WARM_UP.
+How even a plan is: the highest load of a worker as a multiple of the mean, by the leases that it would have; once more
+after ten such passes, each on what the ones before made of the fleet.
+
+`--leader-pass` measures a whole pass of our leader over tables in memory, of a steady fleet.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
+import statistics
 import time
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
 
 import click
-import msgspec
-from rich.console import Console
-from rich.table import Table
+from msgspec.structs import replace
 
 from kcl_host.config.settings import AssignmentSettings, LeaseSettings, LockSettings, WorkerMetricsSettings
 from kcl_host.coordination.election import Election
@@ -24,61 +29,121 @@ from kcl_host.decisions.assignment import AssignmentPlan, Tracked, plan_assignme
 from kcl_host.model.lease import Lease
 from kcl_host.model.sequence import AT_TRIM_HORIZON
 from kcl_host.model.worker import WorkerMetricStats
-from tests.bench.report import Spread, machine
-from tests.bench.skew import PLACEMENTS, REPORTS, Reports, javas, ours, settle, skewed
+from tests.bench.java_decider import Decided, JavaDecider
+from tests.bench.pairs import Options, Pairs, options
+from tests.bench.report import Column, Kind, Spread, machine
+from tests.bench.skew import REPORTS, Reports
 from tests.fakes.clock import FakeClock
 from tests.fakes.coordinator_table import InMemoryCoordinatorTable
 from tests.fakes.lease_table import InMemoryLeaseTable
 from tests.fakes.worker_metrics_table import InMemoryWorkerMetricsTable
 
 SIZES: Final = ((1_000, 50), (10_000, 500))
+QUICK: Final = ((100, 5),)
+REPEAT, WARM_UP, PASSES = 15, 10, 10
 NOW_S, WALL_S = 1000.0, 1_800_000_000
-PLAN_LIMIT_S, PASS_LIMIT_S = 1.0, 2.0
+USUAL_KBPS: Final = 100.0
+COLUMNS: Final = (
+    Column("first decision ms", "first_ms", ".1f"),
+    Column("decision ms", "decision_ms", ".1f"),
+    Column("moves", "moves", ",.0f", has_ratio=False),
+    Column("highest load before", "before", has_ratio=False),
+    Column("after a pass", "after"),
+    Column(f"after {PASSES} passes", "settled"),
+    Column(f"moves of {PASSES} passes", "settled_moves", ",.0f", has_ratio=False),
+)
 
 
 @click.command()
-@click.option("--runs", default=7, show_default=True, help="Of each kind.")
-@click.option("--skew", is_flag=True, help="How even a skewed fleet becomes, instead of times.")
-@click.option("--seeds", default=100, show_default=True, help="Skewed fleets of each kind.")
-def main(runs: int, skew: bool, seeds: int) -> None:
-    """What the leader's decisions cost, and how good they are."""
-    console = Console(width=118)
-    console.print(_skew_table(machine(), seeds) if skew else _times_table(machine(), runs))
+@options
+@click.option("--leader-pass", is_flag=True, help="A whole pass of our leader, instead.")
+def main(given: Options, leader_pass: bool) -> None:
+    """Time and quality of the assignment of leases."""
+    sizes = QUICK if given.quick else SIZES
+    if leader_pass:
+        for leases, workers in sizes:
+            median, low, high = Spread.of(_pass_s(leases, workers, given.runs)).texts(".3f")
+            click.echo(f"{leases:,} leases, {workers:,} workers: a pass takes {median} s ({low} - {high})")
+        click.echo(f"{machine()}, {given.runs} runs")
+        return
+    fleets = {
+        f"{leases:,} leases, {workers:,} workers, {name}, by {reports}": (leases, workers, name, reports)
+        for leases, workers in sizes
+        for name in INPUTS
+        for reports in REPORTS
+    }
+    pairs = Pairs("plan", given)
+
+    def measure(cell: str, run: int, kind: Kind) -> dict[str, float]:
+        leases, workers, name, reports = fleets[cell]
+        owner, kbps = INPUTS[name]
+        fleet = {key: _tracked(key, n, owner, kbps, workers) for n, key in enumerate(_keys(leases))}
+        with contextlib.ExitStack() as stack:
+            decide: Decide = _ours
+            if kind == "java":
+                assert pairs.jvm is not None
+                decide = stack.enter_context(JavaDecider(pairs.jvm)).decide
+            first = decide(fleet, _all_stats(fleet, workers, reports), now_s=NOW_S, repeat=REPEAT)
+            settled, moves = _after(fleet, first.assigned), len(first.assigned)
+            for _ in range(PASSES - 1):
+                decided = decide(settled, _all_stats(settled, workers, reports), now_s=NOW_S, repeat=1)
+                settled, moves = _after(settled, decided.assigned), moves + len(decided.assigned)
+        before = _highest(fleet, workers)
+        return {
+            "first_ms": first.seconds[0] * 1000,
+            "decision_ms": statistics.median(first.seconds[WARM_UP:]) * 1000,
+            "moves": len(first.assigned),
+            **({"before": before} if before else {}),
+            "after": _highest(_after(fleet, first.assigned), workers),
+            "settled": _highest(settled, workers),
+            "settled_moves": moves,
+        }
+
+    pairs.run(list(fleets), COLUMNS, measure)
 
 
-# Times
+class Decide(Protocol):
+    def __call__(
+        self, tracked: Mapping[str, Tracked], workers: Sequence[WorkerMetricStats], /, *, now_s: float, repeat: int
+    ) -> Decided: ...
 
 
-def _times_table(versions: str, runs: int) -> Table:
-    table = Table(title=f"{versions}, {runs} runs", title_justify="left")
-    for name in ("leases", "workers", "input", "moves"):
-        table.add_column(name, justify="left" if name == "input" else "right")
-    for name in ("median s", "from", "to", "limit"):
-        table.add_column(name, justify="right")
-    for leases, workers in SIZES:
-        for name, (owner, kbps) in INPUTS.items():
-            for reports in REPORTS:
-                tracked = {key: _tracked(key, n, owner, kbps, workers) for n, key in enumerate(_keys(leases))}
-                stats = _all_stats(tracked, workers, reports)
-                decide = _planner(tracked, stats)
-                values = [_elapsed_s(decide) for _ in range(runs)]
-                _add(table, leases, workers, f"plan, {name}, {reports}", len(decide().moves), values, PLAN_LIMIT_S)
-        values = _pass_s(leases, workers, runs)
-        _add(table, leases, workers, "leader pass, steady, throughput", 0, values, PASS_LIMIT_S)
-    return table
+def _ours(fleet: Mapping[str, Tracked], stats: Sequence[WorkerMetricStats], *, now_s: float, repeat: int) -> Decided:
+    """As JavaDecider.decide."""
+    assert now_s == NOW_S
+    decide = _planner(fleet, stats)
+    seconds = [_elapsed_s(decide) for _ in range(repeat)]
+    return Decided(seconds, {move.lease.lease_key: move.to for move in decide().moves})
 
 
-def _add(table: Table, leases: int, workers: int, name: str, moves: int, values: list[float], limit_s: float) -> None:
-    figures = Spread.of(values).texts(".3f")
-    # The limit is for the largest size.
-    limit = f"{limit_s:.1f}" if (leases, workers) == SIZES[-1] else ""
-    table.add_row(f"{leases:,}", f"{workers:,}", name, f"{moves:,}", *figures, limit)
+def _after(fleet: Mapping[str, Tracked], assigned: Mapping[str, str]) -> dict[str, Tracked]:
+    """All moves made, and the load of a lease that had none known by now."""
+
+    def moved(t: Tracked) -> Tracked:
+        owner, kbps = assigned.get(t.lease.lease_key, t.lease.lease_owner), t.lease.throughput_kbps
+        lease = replace(t.lease, lease_owner=owner, throughput_kbps=USUAL_KBPS if kbps is None else kbps)
+        return replace(t, lease=lease, last_counter_increment_s=NOW_S)
+
+    return {key: moved(t) for key, t in fleet.items()}
+
+
+def _highest(fleet: Mapping[str, Tracked], workers: int) -> float:
+    """Load of the worker that has most, of the mean of those that are alive; 0 when nobody has anything."""
+    load = dict.fromkeys(_workers(workers), 0.0)
+    for lease in (t.lease for t in fleet.values()):
+        if lease.lease_owner in load:
+            load[lease.lease_owner] += lease.throughput_kbps or 0.0
+    return max(load.values()) / (statistics.mean(load.values()) or 1.0)
 
 
 def _elapsed_s(act: Callable[[], object]) -> float:
     started_s = time.perf_counter()
     act()
     return time.perf_counter() - started_s
+
+
+def _workers(count: int) -> list[str]:
+    return [f"w{n:04d}" for n in range(count)]
 
 
 Owner = Callable[[int, int], str | None]
@@ -93,7 +158,7 @@ def _hot(n: int) -> float:
 INPUTS: Final[Mapping[str, tuple[Owner, Callable[[int], float | None]]]] = {
     "all unassigned": (lambda n, workers: None, lambda n: None),
     "half expired": (lambda n, workers: f"{'dead' if n % 2 else 'w'}{n // 2 % workers:04d}", lambda n: 100.0 + n % 7),
-    "steady": (lambda n, workers: f"w{n % workers:04d}", lambda n: 100.0),
+    "steady": (lambda n, workers: f"w{n % workers:04d}", lambda n: USUAL_KBPS),
     "uneven": (lambda n, workers: f"w{n * n % workers:04d}", lambda n: 100.0 + n % 7),
     "hot pairs": (lambda n, workers: f"w{n // 2 % workers:04d}", _hot),
 }
@@ -112,7 +177,7 @@ def _tracked(key: str, n: int, owner: Owner, kbps: Callable[[int], float | None]
 
 def _all_stats(tracked: Mapping[str, Tracked], workers: int, reports: Reports) -> list[WorkerMetricStats]:
     """CPU of 5 % without any lease, and 40 % more for the average load."""
-    load_kbps = dict.fromkeys((f"w{n:04d}" for n in range(workers)), 0.0)
+    load_kbps = dict.fromkeys(_workers(workers), 0.0)
     for lease in (t.lease for t in tracked.values()):
         if lease.lease_owner in load_kbps:
             load_kbps[lease.lease_owner] += lease.throughput_kbps or 0.0
@@ -130,7 +195,7 @@ def _stats(worker_id: str, cpu: list[float], last_update_s: int = WALL_S) -> Wor
     )
 
 
-def _planner(tracked: dict[str, Tracked], stats: list[WorkerMetricStats]) -> Callable[[], AssignmentPlan]:
+def _planner(tracked: Mapping[str, Tracked], stats: Sequence[WorkerMetricStats]) -> Callable[[], AssignmentPlan]:
     return lambda: plan_assignment(
         tracked,
         stats,
@@ -172,7 +237,7 @@ def _pass_s(leases: int, workers: int, runs: int) -> list[float]:
             election.run_once()
             clock.advance(settings.interval_s / 10)
         for row in lease_table.rows.values():
-            lease_table.put(msgspec.structs.replace(row, lease_counter=row.lease_counter + 1))
+            lease_table.put(replace(row, lease_counter=row.lease_counter + 1))
         for n in range(workers):
             metrics_table.rows[f"w{n:04d}"] = _stats(f"w{n:04d}", [], int(clock.wall()))
         scans = lease_table.requests.get("list_leases", 0)
@@ -182,42 +247,6 @@ def _pass_s(leases: int, workers: int, runs: int) -> list[float]:
         )
     assert not lease_table.requests.get("initiate_handoff") and not lease_table.requests.get("assign")
     return values[1:]
-
-
-# Skew
-
-
-def _skew_table(versions: str, seeds: int) -> Table:
-    table = Table(
-        title=f"{versions}; 30 leases, 3 hot, 6 workers; {seeds} seeds each\n"
-        "Highest load of a worker with more than one lease, as a multiple of the mean: worst, and share of seeds "
-        "at most 1.15.\nMoves: all seeds, and those in which Java gets to 1.15 too.",
-        title_justify="left",
-    )
-    for name in ("reports", "hot leases", "hotter"):
-        table.add_column(name, no_wrap=True)
-    for name in ("before", "ours", "Java", "1.15 ours", "Java", "moves ours", "Java", "of these ours", "Java"):
-        table.add_column(name, justify="right")
-    for reports in REPORTS:
-        for holders in PLACEMENTS:
-            for times_hotter in (3, 5, 8, 12):
-                pairs = []
-                for seed in range(seeds):
-                    fleet = skewed(seed, times_hotter, holders)
-                    pairs.append([settle(fleet, decide, reports, seed) for decide in (ours, javas)])
-                good = [[o.is_even for o in pair] for pair in pairs]
-                both = [pair for pair, is_even in zip(pairs, good, strict=True) if is_even[1]]
-                table.add_row(
-                    reports,
-                    holders,
-                    f"x {times_hotter}",
-                    f"{max(pair[0].before for pair in pairs):.2f}",
-                    *(f"{max(pair[n].peak for pair in pairs):.2f}" for n in (0, 1)),
-                    *(f"{sum(is_even[n] for is_even in good) / seeds:.0%}" for n in (0, 1)),
-                    *(f"{sum(pair[n].moves for pair in pairs):,}" for n in (0, 1)),
-                    *(f"{sum(pair[n].moves for pair in both):,}" for n in (0, 1)),
-                )
-    return table
 
 
 if __name__ == "__main__":

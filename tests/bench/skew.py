@@ -11,7 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 
+import click
 import msgspec
+from rich.console import Console
+from rich.table import Table
 
 from kcl_host.config.settings import AssignmentSettings, LeaseSettings, WorkerMetricsSettings
 from kcl_host.decisions.assignment import plan_assignment
@@ -20,6 +23,7 @@ from kcl_host.model.lease import Lease
 from kcl_host.model.sequence import AT_TRIM_HORIZON
 from kcl_host.model.worker import WorkerMetricStats
 from tests.bench.java_assignment import java_plan
+from tests.bench.report import machine
 
 Reports = Literal["throughput", "cpu"]
 REPORTS: Final[tuple[Reports, ...]] = ("throughput", "cpu")
@@ -146,3 +150,63 @@ def _stats(worker_id: str, cpu: list[float]) -> WorkerMetricStats:
 def _tracked(key: str, kbps: float, owner: str) -> Tracked:
     lease = Lease(lease_key=key, checkpoint=AT_TRIM_HORIZON, lease_owner=owner, throughput_kbps=kbps)
     return Tracked(lease=lease, last_counter_increment_s=NOW_S)
+
+
+@click.command()
+@click.option("--seeds", default=100, show_default=True, help="Skewed fleets of each kind.")
+@click.option("--real", is_flag=True, help="Java's own class instead of our model of it.")
+def main(seeds: int, real: bool) -> None:
+    """How even a skewed fleet becomes, and by how many moves, ours and Java's."""
+    console = Console(width=118)
+    if not real:
+        console.print(_table(machine(), seeds, javas))
+        return
+    from tests.bench import hosts  # Not for those who import `settle`.
+    from tests.bench.java_decider import JavaDecider
+
+    jvm = hosts.java()
+    with JavaDecider(jvm) as java:
+        console.print(
+            _table(
+                f"{machine()}, {jvm.versions}",
+                seeds,
+                lambda tracked, workers, rng: java.decide(tracked, workers, now_s=NOW_S).assigned,
+            )
+        )
+
+
+def _table(versions: str, seeds: int, java: Decide) -> Table:
+    table = Table(
+        title=f"{versions}; 30 leases, 3 hot, 6 workers; {seeds} seeds each\n"
+        "Highest load of a worker with more than one lease, as a multiple of the mean: worst, and share of seeds "
+        "at most 1.15.\nMoves: all seeds, and those in which Java gets to 1.15 too.",
+        title_justify="left",
+    )
+    for name in ("reports", "hot leases", "hotter"):
+        table.add_column(name, no_wrap=True)
+    for name in ("before", "ours", "Java", "1.15 ours", "Java", "moves ours", "Java", "of these ours", "Java"):
+        table.add_column(name, justify="right")
+    for reports in REPORTS:
+        for holders in PLACEMENTS:
+            for times_hotter in (3, 5, 8, 12):
+                pairs = []
+                for seed in range(seeds):
+                    fleet = skewed(seed, times_hotter, holders)
+                    pairs.append([settle(fleet, decide, reports, seed) for decide in (ours, java)])
+                good = [[o.is_even for o in pair] for pair in pairs]
+                both = [pair for pair, is_even in zip(pairs, good, strict=True) if is_even[1]]
+                table.add_row(
+                    reports,
+                    holders,
+                    f"x {times_hotter}",
+                    f"{max(pair[0].before for pair in pairs):.2f}",
+                    *(f"{max(pair[n].peak for pair in pairs):.2f}" for n in (0, 1)),
+                    *(f"{sum(is_even[n] for is_even in good) / seeds:.0%}" for n in (0, 1)),
+                    *(f"{sum(pair[n].moves for pair in pairs):,}" for n in (0, 1)),
+                    *(f"{sum(pair[n].moves for pair in both):,}" for n in (0, 1)),
+                )
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -51,7 +51,8 @@ class Counting:
             **keys,
         }
         lines = [f"{key} = {value}" for key, value in settings.items() if value is not None]
-        self.properties.write_text("\n".join([*lines, *engines.properties_lines()]) + "\n")
+        where = [line for line in engines.properties_lines() if line.partition("=")[0].strip() not in keys]
+        self.properties.write_text("\n".join([*lines, *where]) + "\n")
 
     def start(self, *args: str) -> subprocess.Popen[bytes]:
         with self.log.open("a") as log:

@@ -1,7 +1,7 @@
 """Several real hosts on one application, that come, go, crash and freeze: every sequence number is accounted for.
 
 Two stories by default, everything else with `-m stress`, and crashes on DynamoDB Local with `-m interop`. Limits are
-generous; how fast it really goes is measured by tests/bench/handover.py.
+generous; how fast it really goes is measured by tests/bench/fleet.py.
 """
 
 from __future__ import annotations

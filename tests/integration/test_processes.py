@@ -76,6 +76,8 @@ def test_workers_stop_in_order_when_the_parent_is_killed(engines: Engines, tmp_p
     with Running(counting) as host:
         counting.wait_for_numbers(50, 30)
         workers = list(process_ids(host).values())
+        host.process.send_signal(signal.SIGUSR1)
+        counting.wait_until(lambda: len(host.log("state_of_worker")) == 2, 20)
         host.process.kill()
         host.process.wait()
         wait_until_gone(counting, workers)

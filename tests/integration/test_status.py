@@ -183,6 +183,65 @@ def test_a_fleet_in_the_middle_of_the_move_into_one_table(counting: Counting, en
 
 
 @pytest.mark.interop  # Too long for the default tests: .ci/run has it.
+def test_several_streams_in_a_single_table(engines: Engines, tmp_path: Path) -> None:
+    for stream, shards in (("orders", 2), ("clicks", 1)):
+        engines.create_stream(stream, shards)
+    several = Counting(
+        engines,
+        tmp_path,
+        streamName=None,
+        streamNames="orders, clicks",
+        workerId="host-1",
+        metadataTableFormat="single",
+    )
+    engines.put_records("clicks", [("1", b"1")])
+    with Running(several) as host:
+        several.wait_until(lambda: len(host.log("child_initialized")) == 3, 20)
+        several.wait_for_numbers(1, 20)
+        host.wait_for("leader_acquired")
+        code, document = status_json(several, "--observe", "1", "--lag", "--cost", "--price", "write_million=1000000")
+        assert (code, kinds(document)) == (0, [])
+        cost = document["cost"]
+        measured = sum(line["write_units"] for line in cost["lines"] if line["is_measured"])
+        assert measured == pytest.approx(document["summary"]["writes_per_s"] * 3600)
+        assert cost["usd_a_day"] > measured * 24 and cost["missing"] == []
+        assert document["metadata"]["form"] == "single_table"
+        assert (document["leader"]["worker_id"], document["leader"]["place"]) == ("host-1", "lease_table")
+        assert {name.split(":")[1]: of["leases"] for name, of in document["streams"].items()} == {
+            "orders": 2,
+            "clicks": 1,
+        }
+        assert [(worker["leases"], worker["reports_to"]) for worker in document["workers"]] == [(3, "lease_table")]
+        assert len(status_json(several, "--stream", "clicks")[1]["leases"]) == 1
+        assert stop(host.process) == 0
+
+
+@pytest.mark.interop
+@pytest.mark.stress
+def test_ten_thousand_leases_are_a_page_however_slow_the_table_is(counting: Counting, engines: Engines) -> None:
+    """moto takes seconds for a page of this scan, longer than a worker would wait for any answer."""
+    started_and_stopped(counting)
+    row = rows(engines)[0]
+    for first in range(2, 10_000, 25):
+        puts = []
+        for number in range(first, min(first + 25, 10_000)):
+            own = {
+                "leaseKey": {"S": f"shardId-{number:012d}"},
+                "leaseOwner": {"S": f"host-{number % 50}"},
+                "checkpoint": {"S": str(number)},
+            }
+            puts.append({"PutRequest": {"Item": {**row, **own}}})
+        engines.dynamodb.call("BatchWriteItem", RequestItems={TABLE: puts})
+    began_s = time.monotonic()
+    code, text = status(counting)
+    print(f"{time.monotonic() - began_s:.1f} s for 10,000 leases")
+    assert code == 1 and "leases  10,000: 9,998 reading 2 no owner" in text and "not_read" not in text
+    lines = text.splitlines()
+    assert len(lines) < 60 and "10,000" in "".join(lines[:5]) and "9,998 leases more" in text
+    assert len(status_json(counting, "--worker", "host-7")[1]["leases"]) == 200
+
+
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
 def test_filters_choose_leases_and_leave_the_verdict(counting: Counting, engines: Engines) -> None:
     started_and_stopped(counting)
     code, document = status_json(counting, "--shard", "0001", "--state", "no_owner")

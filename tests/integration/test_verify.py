@@ -7,18 +7,26 @@ import shutil
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
 
 from kcl_host.cli.verify import load_sessions, steps_of, verify
+from kcl_host.cli.verify_report import badge, junit, print_session, print_summary, summary
+from kcl_host.cli.verify_session import Deviation, SessionReport
+from kcl_host.local.engines import Engines
+from tests.integration.counting import Counting, stop
 
 pytestmark = pytest.mark.integration
 
 CHILD = r"""
-import json, os, sys, time
+import json, os, subprocess, sys, time
 
 fault = sys.argv[1].removeprefix("--fault=")
+
+
+KEYS = {"action", "shardId", "sequenceNumber", "subSequenceNumber", "records", "millisBehindLatest", "error"}
 
 
 def write(**message):
@@ -39,6 +47,8 @@ def checkpoint(sequence_number=None, sub_sequence_number=None):
 for line in sys.stdin:
     message = json.loads(line)
     action = message["action"]
+    if fault == "knows-every-key" and message.keys() - KEYS:
+        sys.exit("what is this?")
     if fault == "noise":
         print("working on", action, "progress 10%\rprogress 100%", flush=True)
     if action == "initialize" and fault == "checkpoint-in-initialize":
@@ -63,6 +73,26 @@ for line in sys.stdin:
         if fault == "misspelt":
             write(action="Status", responseFor=action)
             time.sleep(60)
+        if fault == "asks-without-end":
+            while True:
+                ask(last["sequenceNumber"])
+        if fault == "floods-stdout":
+            while True:
+                sys.stdout.write("x" * 65536 + "\n")
+        if fault == "one-endless-line":
+            while True:
+                sys.stdout.write("x" * 65536)
+        if fault == "floods-stderr":
+            while True:
+                sys.stderr.write("y" * 65536)
+        if fault == "leaves-a-grandchild-and-dies":
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3)"], start_new_session=True)
+            sys.exit(4)
+        if fault == "forks-a-flood-and-dies":
+            if os.fork() == 0:
+                while True:
+                    os.write(1, b"x" * 65536)
+            os._exit(5)
         if fault == "only-ascii-keys":
             last["partitionKey"].encode("ascii")
         if fault != "never-checkpoints":
@@ -100,9 +130,13 @@ def run(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def report(child: Path, fault: str, *options: str) -> tuple[int, dict[str, Any]]:
-    exit_code, output = run("--json", *options, sys.executable, str(child), f"--fault={fault}")
+def report_of(*arguments: str) -> tuple[int, dict[str, Any]]:
+    exit_code, output = run("--json", *arguments)
     return exit_code, json.loads(output)
+
+
+def report(child: Path, fault: str, *options: str) -> tuple[int, dict[str, Any]]:
+    return report_of(*options, sys.executable, str(child), f"--fault={fault}")
 
 
 def test_a_good_child_passes_every_session(child: Path) -> None:
@@ -127,6 +161,13 @@ def test_a_good_child_passes_every_session(child: Path) -> None:
         ("misspelt", "records", "processRecords", "looks like a message and is none"),
         ("too-high", "records", "processRecords", "the last position delivered"),
         ("dies-when-refused", "checkpoint-refused", "processRecords", "ended with status 1"),
+        ("knows-every-key", "unknown-keys", "initialize", "ended with status 1"),
+        ("asks-without-end", "records", "processRecords", "asks for checkpoints without end"),
+        ("floods-stdout", "records", "processRecords", "did not answer within 2 s"),
+        ("one-endless-line", "records", "processRecords", "a line of more than 67108864 bytes"),
+        ("floods-stderr", "records", "processRecords", "did not answer within 2 s"),
+        ("leaves-a-grandchild-and-dies", "records", "processRecords", "ended with status 4"),
+        ("forks-a-flood-and-dies", "records", "processRecords", "ended with status 5"),
         ("only-ascii-keys", "non-ascii-key", "processRecords", "ended with status 1"),
         ("no-checkpoint-at-shard-end", "shard-end", "shardEnded", "no checkpoint of the end of the shard"),
         ("ignores-eof", "end-of-input", "processRecords", "did not end within 2 s after its stdin was closed"),
@@ -294,5 +335,123 @@ def test_usage() -> None:
 
 def test_sessions_start_with_initialize_and_answer_only_inside_actions() -> None:
     for transcript in load_sessions(("prepareCheckpoint",)):
-        steps = steps_of(transcript)
+        steps = list(steps_of(transcript))
         assert steps[0].action.action == "initialize" and not steps[0].answers
+
+
+# Recorded sessions
+
+
+def recorded(*lines: str) -> str:
+    return "\n".join(["# A recorded session.", *lines, ""])
+
+
+INITIALIZE = 'host> {"action":"initialize","shardId":"s","sequenceNumber":"5","subSequenceNumber":0}'
+BATCH = (
+    'host> {"action":"processRecords","records":[{"data":"<payload 24B>","partitionKey":"<key 17 3fa2c1>",'
+    '"sequenceNumber":"6","approximateArrivalTimestamp":1,"subSequenceNumber":0,"action":"record"}],'
+    '"millisBehindLatest":0}'
+)
+REFUSED = 'host> {"action":"checkpoint","sequenceNumber":"6","subSequenceNumber":0,"error":"ThrottlingException"}'
+
+
+def test_a_recorded_session_is_played_again(child: Path, tmp_path: Path) -> None:
+    file = tmp_path / "shard.txt"
+    file.write_text(recorded(INITIALIZE, BATCH, REFUSED, 'host> {"action":"leaseLost"}'))
+    exit_code, result = report(child, "none", "--replay", str(file))
+    assert exit_code == 0
+    (only,) = result["sessions"]
+    assert (only["session"], only["records"], only["checkpoints"]) == ("shard", 1, 1)
+    assert [action["action"] for action in only["actions"]] == ["initialize", "processRecords", "leaseLost"]
+    exit_code, result = report(child, "dies-when-refused", "--replay", str(file))
+    assert exit_code == 1 and "ended with status 1" in result["sessions"][0]["deviations"][0]["message"]
+
+
+def test_a_folder_of_recorded_sessions(child: Path, tmp_path: Path) -> None:
+    assert run("--replay", str(tmp_path), "true")[0] == 2
+    (tmp_path / "b.txt").write_text(recorded(INITIALIZE))
+    (tmp_path / "a.txt").write_text(recorded(INITIALIZE))
+    (tmp_path / "notes.md").write_text("not a transcript")
+    exit_code, output = run("--replay", str(tmp_path), "--list")
+    assert [line.split()[0] for line in output.splitlines()] == ["a", "b"]
+    (tmp_path / "c.txt").write_text("not a transcript")
+    exit_code, output = run("--replay", str(tmp_path), "true")
+    assert exit_code == 2 and "c:1: a line starts with" in output
+    (tmp_path / "c.txt").write_bytes(b"\xff\xfe")
+    assert run("--replay", str(tmp_path), "true")[0] == 2
+    (tmp_path / "c.txt").write_text('host> {"action":"fly"}')
+    exit_code, output = run("--replay", str(tmp_path), "--only", "c", sys.executable, str(child), "--fault=none")
+    assert exit_code == 2 and "c:1: not a message of a host" in output
+
+
+# Stress, and reports for others
+
+
+def test_stress(child: Path) -> None:
+    exit_code, output = run("--stress", "20", "--only", "stress", sys.executable, str(child), "--fault=none")
+    assert exit_code == 0
+    assert output.splitlines()[2].split()[:4] == ["processRecords", "20", "x,", "mean"]
+    exit_code, result = report(child, "answers-twice", "--stress", "20", "--only", "stress")
+    assert exit_code == 1 and "nobody asked for" in result["sessions"][0]["deviations"][0]["message"]
+
+
+def test_sessions_that_not_every_child_has_to_pass(child: Path) -> None:
+    assert run("--only", "empty-batch", "--list")[0] == 2
+    exit_code, output = run("--optional", "--only", "empty-batch", sys.executable, str(child), "--fault=none")
+    assert exit_code == 1 and "IndexError" in output
+
+
+def test_junit_and_badge(child: Path, tmp_path: Path) -> None:
+    xml, svg = tmp_path / "verify.xml", tmp_path / "badge.svg"
+    files = ("--junit", str(xml), "--badge", str(svg), "--only", "start", "--only", "records")
+    exit_code, _ = run(*files, sys.executable, str(child), "--fault=exits")
+    assert exit_code == 1
+    suite = ElementTree.fromstring(xml.read_text())
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+    failure = suite.find("testcase[@name='records']/failure")
+    assert failure is not None and "ended with status 3" in (failure.get("message") or "")
+    assert "no such table" in (suite.findtext("testcase[@name='records']/system-err") or "")
+    ElementTree.fromstring(svg.read_text())
+    assert ">1 of 2<" in svg.read_text()
+    assert run("--junit", str(tmp_path), "true")[0] == 2
+
+
+def test_what_a_child_writes_cannot_break_out_of_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = '</failure>]]>\x1b[2J\x00"<script>&\ud800\nforged'
+    session = SessionReport(
+        session=evil, title=evil, ok=False, duration_s=1, records=0, checkpoints=0, actions=(), notes=(evil,),
+        deviations=(Deviation(action="initialize", message=evil, line=evil),), stderr=(evil,),
+    )  # fmt: skip
+    result = summary((evil, "<b>"), [session])
+    suite = ElementTree.fromstring(junit(result))
+    assert [element.tag for element in suite.iter()] == [
+        "testsuite", "properties", "property", "testcase", "failure", "system-out", "system-err",
+    ]  # fmt: skip
+    assert "]]>\ufffd[2J\ufffd" in (suite.findtext("testcase/system-err") or "")
+    print_session(session, times=False)
+    print_summary(result)
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown and "\nforged" not in shown
+    ElementTree.fromstring(badge(result))
+
+
+@pytest.mark.interop  # Too long for the default tests: .ci/run has it.
+def test_what_a_running_host_records_is_played_on_a_desk(tmp_path: Path) -> None:
+    folder = tmp_path / "transcripts"
+    with Engines() as engines:
+        engines.create_stream("numbers", 1)
+        counting = Counting(engines, tmp_path)
+        engines.put_records("numbers", [(f"user-{n}", b"confidential") for n in range(20)])
+        host = counting.start("--log-format", "json", "--transcript", str(folder))
+        try:
+            counting.wait_until(lambda: len(counting.delivered()) == 20, 30)
+            assert stop(host) == 0
+        finally:
+            host.kill()
+            host.wait()
+    (file,) = folder.iterdir()
+    text = file.read_text()
+    assert "<payload 12B>" in text and "user-" not in text and "shutdownRequested" in text
+    exit_code, result = report_of("--replay", str(folder), sys.executable, "-m", "kcl_host.processor.demo")
+    assert exit_code == 0, result
+    assert result["sessions"][0]["records"] == 20 and result["sessions"][0]["checkpoints"] >= 1

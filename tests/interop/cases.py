@@ -62,6 +62,24 @@ def kind_of(worker: str) -> str:
     return worker.rpartition("-")[0]
 
 
+def status_is_true(fleet: Fleet, name: str) -> bool:
+    """Whether what `status` says of a fleet that is well is what is so; not while a lease moves."""
+    owners = fleet.owners()
+    document = fleet.status(name)
+    problems = [finding["kind"] for finding in document["findings"] if finding["severity"] == "problem"]
+    open_leases = [lease for lease in document["leases"] if lease["state"] != "ended"]
+    if problems or any(lease["state"] != "reading" for lease in open_leases) or fleet.owners() != owners:
+        fleet.note(f"status finds {problems}, {document['summary']['by_state']}")
+        return False
+    assert {lease["shard_id"]: lease["owner"] for lease in open_leases} == owners
+    assert document["leader"]["worker_id"] == fleet.leader()
+    assert document["metadata"]["form"].replace("_", " ") in fleet.formats()
+    loads = {worker["worker_id"]: worker["leases"] for worker in document["workers"] if worker["leases"]}
+    assert sorted(loads.values()) == fleet.shares() and set(loads) == set(owners.values())
+    assert all(lease["lag_ms"] is not None and lease["writes_per_s"] > 0 for lease in open_leases)
+    return True
+
+
 def leadership_moves_both_ways(fleet: Fleet) -> None:
     """kcl-host leads and Java joins; kcl-host stops, so Java leads and a kcl-host joins; Java stops."""
     found(fleet, "kcl-host-1")
@@ -80,6 +98,7 @@ def leadership_moves_both_ways(fleet: Fleet) -> None:
     fleet.wait_delivering("kcl-host-2", "java-1", limit_s=KCL_HOST_S)
     assert fleet.leader() == "java-1"
     assert ("java-1", "kcl-host-2") in fleet.handovers(since_s)
+    fleet.wait_until("kcl-host status tells the truth", lambda: status_is_true(fleet, "kcl-host-2"), JAVA_KNOWN_S)
 
     fleet.stop("java-1")
     fleet.wait_delivering("kcl-host-2", limit_s=KCL_HOST_S)

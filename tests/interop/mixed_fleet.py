@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -159,9 +160,9 @@ class Fleet:
 
     # Workers
 
-    def java(self, name: str) -> LoggedProcess:
+    def java(self, name: str, **keys: str) -> LoggedProcess:
         parts = java_daemon_parts(self.java_kcl.version)
-        properties = self._properties(name, self.site.java_kinesis_endpoint)
+        properties = self._properties(name, self.site.java_kinesis_endpoint) | keys
         return self._start(name, JavaDaemon(parts, self.folder, name, properties, self._environment(name)))
 
     def kcl_host(self, name: str, **keys: str) -> LoggedProcess:
@@ -170,9 +171,9 @@ class Fleet:
         command = [sys.executable, "-m", "kcl_host", "-p", str(file), "--log-format", "json"]
         return self._start(name, LoggedProcess(command, file.with_suffix(".log"), self._environment(name)))
 
-    def start(self, name: str) -> LoggedProcess:
-        """A worker of the kind that its name begins with."""
-        return self.java(name) if name.startswith("java") else self.kcl_host(name)
+    def start(self, name: str, **keys: str) -> LoggedProcess:
+        """A worker of the kind that its name begins with; `keys` go into its file."""
+        return self.java(name, **keys) if name.startswith("java") else self.kcl_host(name, **keys)
 
     def stop(self, name: str) -> None:
         """TERM, and its end."""
@@ -252,6 +253,15 @@ class Fleet:
         """In which a leader lock has been seen at any time."""
         leaders = {change.table for change in self.recorder.changes if change.key == "Leader"}
         return {"single table" if table == self.name else "three tables" for table in leaders}
+
+    def status(self, name: str) -> dict[str, Any]:
+        """What `kcl-host status` says by the file of a kcl-host, after two looks."""
+        command = [sys.executable, "-m", "kcl_host", "status", "-p", str(self.folder / f"{name}.properties")]
+        command += ["--json", "--lag", "--observe", "3"]
+        done = subprocess.run(command, env={**os.environ, **self._environment(name)}, capture_output=True, timeout=60)
+        assert done.returncode in (0, 1), done.stderr.decode()
+        document: dict[str, Any] = json.loads(done.stdout)
+        return document
 
     def _items(self, suffix: str) -> list[dict[str, Any]]:
         try:

@@ -14,10 +14,14 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import click
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from kcl_host.decisions.saved_fleet import load_fleet
+from kcl_host.errors import ConfigurationError
+from tests.simulation.beginning import beginning_of
 from tests.simulation.coverage import expected, missing
 from tests.simulation.run import Failure, Outcome, Setup, outcome_of, shrink, simulate
 
@@ -37,6 +41,12 @@ SEEDS_PER_PROCESS = 4
 @click.option("--minutes", type=float, help="Start no further seed after so long; those under way are finished.")
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default=True, help="Seeds at once.")
 @click.option("--coverage/--no-coverage", default=True, show_default=True, help="Fail when something was never met.")
+@click.option(
+    "--snapshot",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Begin with a fleet saved by `kcl-host plan --save`: its settings, workers, shards, owners and loads; "
+    "--workers, --shards, --failover and --coverage do not count then.",
+)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write counts and times here.")
 def main(
     seed: int | None,
@@ -50,6 +60,7 @@ def main(
     minutes: float | None,
     jobs: int,
     coverage: bool,
+    snapshot: Path | None,
     json_path: Path | None,
 ) -> None:
     """Break fleets of real kcl-host workers, and see whether every promise holds.
@@ -59,6 +70,8 @@ def main(
     disturbances that it needs, and what happened to the lease.
     """
     setup = Setup(seed=seed or 0, workers=workers, shards=shards, hours=hours, failover_s=failover, every_s=every)
+    if snapshot is not None:
+        setup, coverage = _begun(setup, snapshot), False
     console = Console(stderr=False)
     if seed is not None:
         try:
@@ -94,15 +107,22 @@ def main(
     sys.exit(1 if failures or absent else 0)
 
 
-def _with_seed(setup: Setup, seed: int) -> Setup:
-    return Setup(
-        seed=seed,
-        workers=setup.workers,
-        shards=setup.shards,
-        hours=setup.hours,
-        failover_s=setup.failover_s,
-        every_s=setup.every_s,
+def _begun(setup: Setup, path: Path) -> Setup:
+    try:
+        beginning = beginning_of(load_fleet(path.read_bytes()), str(path))
+    except (ConfigurationError, ValueError) as error:
+        raise click.UsageError(str(error)) from error
+    return msgspec.structs.replace(
+        setup,
+        workers=beginning.workers,
+        shards=len(beginning.owners),
+        failover_s=beginning.leases.failover_s,
+        beginning=beginning,
     )
+
+
+def _with_seed(setup: Setup, seed: int) -> Setup:
+    return msgspec.structs.replace(setup, seed=seed)
 
 
 def _results(pool: Executor, jobs: int, setups: Iterable[Setup], until_s: float) -> Iterator[Outcome | Failure]:
@@ -171,9 +191,11 @@ def _show(console: Console, failure: Failure) -> None:
     console.print(f"{len(failure.schedule)} disturbances:", highlight=False)
     for item in failure.schedule:
         console.print(f"  {item}", highlight=False, markup=False)
+    size = f"--workers {setup.workers} --shards {setup.shards} --failover {setup.failover_s:g}"
+    if setup.beginning is not None:
+        size = f"--snapshot {setup.beginning.path}"
     console.print(
-        f"again: scripts/simulate --seed {setup.seed} --workers {setup.workers} --shards {setup.shards} "
-        f"--hours {setup.hours:g} --failover {setup.failover_s:g} --every {setup.every_s:g}",
+        f"again: scripts/simulate --seed {setup.seed} {size} --hours {setup.hours:g} --every {setup.every_s:g}",
         highlight=False,
     )
 

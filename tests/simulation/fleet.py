@@ -231,6 +231,8 @@ class Fleet:
         """Also those gone: their tasks must not be collected."""
         self._same_ids = same_ids
         self._put_every_s = put_every_s
+        self.shard_weights: dict[str, float] = {}
+        """How much a shard gets of what is produced, without weight the average; empty: all get the same."""
         self._pids = 0
         self._starts = 0
         self.producing = True
@@ -358,9 +360,15 @@ class Fleet:
         open_shards = self.stream.open_shard_ids
         pause_s = self._put_every_s / max(1, len(open_shards))
         for _ in range(PUTS_AT_ONCE):
-            shard_id = self.rng.choice(open_shards)
+            shard_id = self._next_shard(open_shards)
             self.observer.produced(*self.stream.put(b"x" * 100, shard_id=shard_id))
         self.hub.at(self.hub.now_s + PUTS_AT_ONCE * pause_s, self._produce)
+
+    def _next_shard(self, open_shards: list[str]) -> str:
+        if not self.shard_weights:
+            return self.rng.choice(open_shards)
+        average = sum(self.shard_weights.values()) / len(self.shard_weights) or 1.0
+        return self.rng.choices(open_shards, [self.shard_weights.get(shard, average) for shard in open_shards])[0]
 
     # Running
 

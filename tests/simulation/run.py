@@ -25,6 +25,7 @@ from kcl_host.config.settings import (
 )
 from kcl_host.decisions.metadata_format import VERSION_3X_WITH_ROLLBACK
 from kcl_host.model.sequence import TRIM_HORIZON, InitialPosition
+from tests.simulation.beginning import Beginning, begin
 from tests.simulation.disturbances import RESTART_EVERY_S, Disturbance, deploy, draw, plan, version
 from tests.simulation.fleet import Counting, Fleet
 from tests.simulation.observer import Broken
@@ -52,11 +53,15 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     failover_s: float = 10.0
     every_s: float = DISTURBED_EVERY_S
     """One disturbance each so many seconds, on average."""
+    beginning: Beginning | None = None
+    """Of a fleet that was saved, in tables of their own; None: a new application."""
 
     @property
     def metadata(self) -> Metadata:
         """Two of five seeds keep three tables and are done with KCL 2.x."""
         kinds: tuple[Metadata, ...] = ("three", "three", "single", "migrating", "with rollback")
+        if self.beginning is not None:
+            kinds = ("three", "migrating")
         return kinds[self.seed % len(kinds)]
 
     @property
@@ -94,7 +99,7 @@ class Failure(Exception):
 def settings_of(setup: Setup) -> Settings:
     service = ServiceSettings(region="us-east-1")
     failover_s = setup.failover_s
-    return Settings(
+    settings = Settings(
         application_name="app",
         worker_id="w",
         streams=(StreamSettings(name="orders"),),
@@ -122,6 +127,7 @@ def settings_of(setup: Setup) -> Settings:
             consumer_name="app",
         ),
     )
+    return settings if setup.beginning is None else setup.beginning.applied_to(settings)
 
 
 def simulate(setup: Setup, schedule: list[Disturbance] | None = None) -> Outcome:
@@ -134,9 +140,11 @@ def simulate(setup: Setup, schedule: list[Disturbance] | None = None) -> Outcome
         settings_of(setup),
         workers=setup.workers,
         shards=setup.shards,
-        same_ids=setup.seed % 2 == 1,
+        same_ids=setup.seed % 2 == 1 or setup.beginning is not None,
         retention_s=SHORT_RETENTION_S if setup.seed % 4 == 3 else 86400.0,
     )
+    if setup.beginning is not None:
+        begin(fleet, setup.beginning)
     fleet.is_migrating = setup.metadata == "migrating"
     fleet.fanout_slots = {slot for slot in range(setup.workers) if setup.reads_by_fanout(slot)}
     if setup.metadata == "with rollback":

@@ -43,6 +43,9 @@ class Shard:
         self.checkpoint: Position | None = None
         self.deaths = 0
 
+    def payload(self, number: int) -> bytes:
+        return payload(number)
+
     def lines(self) -> Iterator[dict[str, Any]]:
         """From the checkpoint on, however it was cut before."""
         start = sum(1 for place in self.places if self.checkpoint is not None and place <= self.checkpoint)
@@ -50,7 +53,7 @@ class Shard:
             records = [
                 {
                     "action": "record",
-                    "data": b64encode(payload(number)).decode(),
+                    "data": b64encode(self.payload(number)).decode(),
                     "partitionKey": "key",
                     "sequenceNumber": str(self.places[number].sequence_number),
                     "subSequenceNumber": self.places[number].sub_sequence_number,

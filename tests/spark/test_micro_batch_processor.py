@@ -64,6 +64,7 @@ class Stage:
                 boot_s=lambda: self.world.now_s,
                 sleep=self._sleep,
                 environ=self.more.get("environ", ENVIRON),
+                say=self.more.get("say", print),
             ),
             allow_gap=self.more.get("allow_gap", False),
         )
@@ -390,3 +391,26 @@ def test_spark_is_not_imported_before_it_is_needed() -> None:
         "import kcl_host.spark, sys; sys.exit(any(n.startswith(('pyspark', 'pyarrow', 'boto3')) for n in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], env=dict(os.environ)).returncode == 0
+
+
+def test_metrics_go_to_a_host_that_wants_them() -> None:
+    from kcl_host.observe.catalogue import CATALOGUE
+    from kcl_host.observe.micro_batch import ANNOUNCED, points_of
+
+    lines: list[str] = []
+    engine = Failing(1, OSError("no space left"))
+    stage = Stage(engine=engine, environ={**ENVIRON, **dict([ANNOUNCED])}, say=lines.append)
+    stage.initialize()
+    stage.deliver(1, 2, 3)
+    points = [points_of(line) for line in lines]
+    assert points[0] == {"Retries": 1.0}
+    assert points[1] is not None and points[1]["RecordsCommitted"] == 3
+    told = {name for one in points for name in one or ()}
+    # A list has no rejected rows and no times of arrival.
+    assert told | {"RowsRejected", "HeadLag"} == {m.name for m in CATALOGUE if m.operation == "MicroBatch"}
+    assert points_of('kcl-host-metrics {"Nobody": 1, "Retries": 2}') == {"Retries": 2.0}
+    assert points_of("kcl-host-metrics {") is None and points_of("another line") is None
+    silent = Stage(say=lines.append)
+    silent.initialize()
+    silent.deliver(1, 2, 3)
+    assert len(lines) == len(points)

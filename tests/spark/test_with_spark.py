@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from kcl_host.spark.faults import STEPS
 from kcl_host.spark.lines import Record
 from kcl_host.spark.parquet import views
 from kcl_host.spark.server import ServerFailed, spark_home
-from tests.spark.child_host import Shard, payload, serve
+from tests.spark.child_host import Child, Shard, payload, serve
 
 try:
     spark_home()
@@ -48,6 +49,11 @@ class Server:
 
     def java(self) -> psutil.Process:
         return psutil.Process(self.process.pid).children()[0]
+
+    def wait_until_ready(self) -> None:
+        """After it was killed once since it was ready."""
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().strip() == self.remote
 
     def close(self) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -125,6 +131,51 @@ def test_the_server_is_killed(after_s: float, server: Server, engine: SparkEngin
             engine.reset()
             time.sleep(1)
     assert shard.deaths == 0, "the child itself goes on"
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("step", [step for step in STEPS if step != "folded"])
+def test_the_server_is_killed_while_a_child_is_at(
+    step: str, server: Server, engine: SparkEngine, tmp_path: Path
+) -> None:
+    """The child stands still meanwhile; it goes on by itself."""
+    shard = Shard(RECORDS, 7)
+    stops = {"KCL_HOST_SPARK_FAIL_AT": f"{step}:2", "KCL_HOST_SPARK_FAIL_WITH": "STOP"}
+    if step == "initialized":
+        stops["KCL_HOST_SPARK_FAIL_AT"] = step
+    killed = 0
+    with Child(shard, ["spark", str(tmp_path / "t"), "30"], stops) as child:
+        for message in [
+            child.first_message(),
+            *shard.lines(),
+            {"action": "shutdownRequested"},
+            {"action": "leaseLost"},
+        ]:
+            assert child.say(message)
+            while not child.answered(message["action"]):
+                assert child.process.poll() is None, "it has ended"
+                server.java().kill()
+                killed += 1
+                child.resume()
+    assert (killed, shard.checkpoint) == (1, shard.places[-1])
+    server.wait_until_ready()
+    engine.reset()
+    assert_each_once(engine, tmp_path / "t")
+
+
+def test_a_record_of_10_mib(engine: SparkEngine, tmp_path: Path) -> None:
+    shard = Large(30, 7)
+    serve(shard, ["spark", str(tmp_path / "t"), "20"], {})
+    rows = read_committed(engine.session, tmp_path / "t").select("number").collect()
+    assert sorted(row.number for row in rows) == list(range(30))
+
+
+class Large(Shard):
+    """One of its records is of 10 MiB."""
+
+    def payload(self, number: int) -> bytes:
+        padding = "x" * (10 * 1024 * 1024 - 50) if number == 5 else ""
+        return json.dumps({"number": number, "padding": padding}).encode()
 
 
 def record(data: bytes | None) -> Record:

@@ -25,6 +25,7 @@ from kcl_host.spark.maintenance import rewind, vacuum
 from kcl_host.spark.parquet import ParquetSink, Written
 from kcl_host.spark.position import Position, at_or_below
 from kcl_host.spark.processor import MicroBatchProcessor, Outside, Retry
+from kcl_host.spark.sinks import Sink
 from kcl_host.spark.storage import Stored
 
 SHARD = "shardId-000000000001"
@@ -201,7 +202,7 @@ class Worker:
         world = self.world
         processor = MicroBatchProcessor(
             transform,
-            ListSink(world.storage, world.fold_every),
+            world.sink(),
             Trigger(records=world.trigger_records, bytes=10_000, age_s=20),
             engine=ListEngine(),
             retry=Retry(give_up_after_s=60, first_pause_s=1, longest_pause_s=30),
@@ -313,6 +314,10 @@ class World:
     def count(self, what: str) -> None:
         self.seen[what] = self.seen.get(what, 0) + 1
 
+    def sink(self) -> Sink:
+        """As a new process has it."""
+        return ListSink(self.storage, self.fold_every)
+
     def start_worker(self) -> None:
         """The lease moves to a new process; the one that had it is not told yet."""
         if self.wedged:
@@ -372,10 +377,14 @@ class World:
         to = ends[self.choose(len(ends))]
         with contextlib.suppress(ValueError):
             rewind(self.storage, KEY, to)
-            self.count("rewound")
-            if self.choose(2) and (to is None or (self.checkpoint is not None and self.checkpoint > to)):
-                self.checkpoint = to
-                self.set_back = True
+            self.rewound_to(to)
+
+    def rewound_to(self, to: Position | None) -> None:
+        """Now and then the operator sets the lease's checkpoint back as well."""
+        self.count("rewound")
+        if self.choose(2) and (to is None or (self.checkpoint is not None and self.checkpoint > to)):
+            self.checkpoint = to
+            self.set_back = True
 
 
 class Maintenance(greenlet):

@@ -27,6 +27,7 @@ from kcl_host.log import bind
 from kcl_host.model.lease import Lease
 from kcl_host.model.sequence import AT_TRIM_HORIZON, TRIM_HORIZON, InitialPosition
 from kcl_host.multilang.dialogue import CheckpointRequested, Dialogue
+from kcl_host.ports import DeadLetters
 from kcl_host.retrieval.handoff import Handoff
 from kcl_host.retrieval.polling import PollingSource
 from kcl_host.runtime.child_session import ChildSession
@@ -90,6 +91,7 @@ class Rig:
         script: Script = well_behaved,
         settings: Settings = SETTINGS,
         shards: int = 1,
+        dead_letters: DeadLetters | None = None,
     ) -> None:
         self.script = script
         self.clock = FakeClock()
@@ -130,6 +132,8 @@ class Rig:
                 start_source=self._start_source,
                 threads=SystemThreads(1),
                 departure=Departure(self.table, self.metrics, ME, settings, self.clock, doubtful=frozenset),
+                dead_letters=dead_letters,
+                last_stderr=lambda lease_key: (f"last words of {self.child.pid}", "password=hunter2"),
             ),
         )
 

@@ -146,3 +146,44 @@ def test_a_file_without_permission(tmp_path: Path) -> None:
         pytest.skip("this user may read every file")
     finally:
         path.chmod(stat.S_IRUSR | stat.S_IWUSR)
+
+
+@pytest.mark.parametrize(
+    "command", ["spark-submit driver.py", "/opt/spark/bin/spark-submit x.py", "env A=1 spark-submit x"]
+)
+def test_spark_submit_cannot_be_a_child(command: str, tmp_path: Path) -> None:
+    file = tmp_path / "app.properties"
+    lines = (DATA / "node_click_stream.properties").read_text().splitlines()
+    rest = "\n".join(line for line in lines if not line.startswith("executableName"))
+    file.write_text(f"executableName = {command}\n{rest}\n")
+    result = run(file)
+    assert result.exit_code == 2
+    assert "python driver.py" in result.stderr and "PYSPARK_SUBMIT_ARGS" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("spark.server.memory = 100m", "512m at least"),
+        ("spark.server.memory = 2", "must be like 2g"),
+        ("spark.remote = host:15002", "sc://HOST:PORT"),
+        ("spark.server = yarn", "spark.server"),
+    ],
+)
+def test_what_is_wrong_about_spark(line: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "app.properties"
+    file.write_text((DATA / "node_click_stream.properties").read_text() + f"\nspark.server = local\n{line}\n")
+    result = run(file)
+    assert said in result.stderr + result.stdout
+
+
+def test_a_local_spark_that_is_not_there_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "app.properties"
+    file.write_text((DATA / "node_click_stream.properties").read_text() + "\nspark.server = local\n")
+    runner = CliRunner(env={"SPARK_HOME": str(tmp_path), "SPARK_REMOTE": None, "COLUMNS": "200"})
+    result = runner.invoke(wrapped, [str(file)])
+    assert result.exit_code == 0
+    assert "kcl-host[spark-local]" in result.stdout
+    assert row(result.stdout, "spark.server").startswith("spark.server local line")
+    runner = CliRunner(env={"SPARK_REMOTE": "sc://theirs", "COLUMNS": "200"})
+    assert "spark.server is ignored" in runner.invoke(wrapped, [str(file)]).stdout

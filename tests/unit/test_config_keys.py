@@ -87,7 +87,13 @@ SAMPLES = {
 }  # fmt: skip
 
 
+NOT_ALONE = ("poisonRecordAfterFailures", "deadLetterTarget")
+"""One without the other is an error."""
+
+
 def sample(key: Key) -> str:
+    if key.name == "deadLetterTarget":
+        return "s3://bucket/prefix"
     if key.name == "streamArn":
         return "arn:aws:kinesis:eu-west-1:111122223333:stream/words"
     if key.name == "fanoutConfig.consumerArn":
@@ -100,6 +106,12 @@ def sample(key: Key) -> str:
         return "SUMMARY"
     if key.name == "workerMetricList":  # the others need a bandwidth
         return "CPU"
+    if key.name == "endpointAddress":
+        return "::1"
+    if key.name == "spark.remote":
+        return "sc://h.example"
+    if key.name == "spark.server.memory":
+        return "3g"
     if key.default == "true":
         return "false"
     return key.choices[-1] if key.choices else SAMPLES[key.kind]
@@ -112,6 +124,8 @@ def test_every_key_can_be_given_and_arrives(key: Key) -> None:
         given = {name: text for name, text in REQUIRED.items() if name != "AwsCredentialsProvider"}
     if key.name in ("streamNames", "streamArns"):
         del given["streamName"]
+    if key.name in NOT_ALONE:
+        given |= {"poisonRecordAfterFailures": "3", "deadLetterTarget": "file:/dead"}
     given[key.name] = sample(key)
     loaded = load_settings(None, environ={}, overrides=given, random_suffix="r", hostname="h")
     origin = next(row for row in loaded.origins if row.key == key.name)

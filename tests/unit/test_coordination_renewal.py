@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -38,11 +40,45 @@ def worker() -> Renewing:
     return Renewing()
 
 
+INTERVAL_S = 10 / 3 - 0.025
+
+
+def keys(count: int) -> list[str]:
+    return [f"shardId-{number:012d}" for number in range(count)]
+
+
 def test_each_lease_is_renewed_every_third_of_its_duration(worker: Renewing) -> None:
-    for key in ("s1", "s2"):
+    at_s: dict[str, list[float]] = {key: [] for key in keys(40)}
+    for key in at_s:
         worker.hold(lease(key))
-    assert worker.renewal.run_once() == pytest.approx(10 / 3 - 0.025)
-    assert {row.lease_counter for row in worker.table.rows.values()} == {4}
+    worker.renewal.run_once()
+    worker.table.faults = lambda operation, key: at_s[key].append(worker.clock.monotonic())
+    worker.turns(60.0)
+    for times in at_s.values():
+        assert len(times) == pytest.approx(60 / INTERVAL_S, abs=1)
+        assert [b - a for a, b in itertools.pairwise(times)] == pytest.approx([INTERVAL_S] * (len(times) - 1))
+
+
+def test_a_lease_that_is_new_does_not_wait_longer_than_the_others(worker: Renewing) -> None:
+    worker.hold(lease(keys(1)[0]))
+    worker.turns(20.0)
+    for key in keys(40)[1:]:
+        worker.hold(lease(key))
+    worker.turns(INTERVAL_S)
+    assert min(row.lease_counter for row in worker.table.rows.values()) > 3
+
+
+@pytest.mark.parametrize("count", [16, 64, 500])
+def test_renewals_are_no_burst(worker: Renewing, count: int) -> None:
+    """At most two leases, or 2.5 % of them, at the same time: a burst is what other requests wait behind."""
+    for key in keys(count):
+        worker.hold(lease(key))
+    worker.renewal.run_once()
+    together = Counter[float]()
+    worker.table.faults = lambda operation, key: together.update([worker.clock.monotonic()])
+    worker.turns(INTERVAL_S * 1.01)
+    assert together.total() >= count
+    assert max(together.values()) <= max(2, count * 0.025)
 
 
 def test_nothing_held_is_nothing_to_do(worker: Renewing) -> None:
@@ -57,24 +93,39 @@ def test_an_hour_costs_what_java_pays(worker: Renewing) -> None:
     assert set(worker.table.requests) == {"renew"}
 
 
-def test_the_round_starts_on_time_however_long_it_took(worker: Renewing) -> None:
+def test_the_next_turn_is_on_time_however_long_this_one_took(worker: Renewing) -> None:
     worker.hold()
+    worker.clock.advance(worker.renewal.run_once())
     worker.table.faults = befall("renew", Fault(before_s=2.0))
-    assert worker.renewal.run_once() == pytest.approx(10 / 3 - 0.025 - 2.0)
-    worker.clock.advance(10 / 3 - 0.025 - 2.0)
+    assert worker.renewal.run_once() == pytest.approx(INTERVAL_S - 2.0)
+    worker.clock.advance(INTERVAL_S - 2.0)
     worker.table.faults = befall("renew", Fault(before_s=5.0))
     assert worker.renewal.run_once() == 0.0
+
+
+def test_slow_renewals_of_one_lease_do_not_let_the_others_expire(worker: Renewing) -> None:
+    for key in keys(20):
+        worker.hold(lease(key))
+    slow = keys(20)[7]
+    worker.table.faults = lambda operation, key: Fault("timed_out", before_s=3.0) if key == slow else None
+    until_s = worker.clock.monotonic() + 60.0
+    while worker.clock.monotonic() < until_s:
+        worker.clock.advance(worker.renewal.run_once())
+    assert [held.lease_key for held, _ in worker.lost] == [slow]
 
 
 def test_a_failed_renewal_is_tried_again_soon_and_alone(worker: Renewing) -> None:
     for key in ("s1", "s2"):
         worker.hold(lease(key))
-    worker.table.faults = lambda operation, key: THROTTLED if key == "s1" else None
-    assert worker.renewal.run_once() == 1.0
-    worker.clock.advance(1.0)
-    worker.table.faults = befall("renew")
-    assert worker.renewal.run_once() == pytest.approx(10 / 3 - 0.025 - 1.0)
-    assert {row.lease_counter for row in worker.table.rows.values()} == {4}
+    asked: list[tuple[str, float]] = []
+    worker.table.faults = lambda operation, key: (
+        asked.append((key, worker.clock.monotonic())) or (THROTTLED if key == "s1" and len(asked) == 2 else None)
+    )
+    began_s = worker.clock.monotonic()
+    worker.turns(1.1)
+    assert asked[:2] == [("s2", began_s), ("s1", began_s)]
+    assert [at_s for key, at_s in asked[2:] if key == "s1"] == [pytest.approx(began_s + 1.0)]
+    assert worker.table.rows["s1"].lease_counter == 4
 
 
 @pytest.mark.parametrize("fault", [THROTTLED, TIMED_OUT, ANSWER_LOST])
@@ -152,7 +203,7 @@ def test_a_lease_left_out_behind_a_checkpoint_comes_before_the_next_round() -> N
     with held.lock:
         pause_s = impatient.run_once()
     assert pause_s <= 1.0
-    worker.clock.advance(pause_s)
+    worker.clock.advance(1.0)
     impatient.run_once()
     assert held.lease.lease_counter == 4
 

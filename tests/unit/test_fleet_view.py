@@ -395,6 +395,26 @@ def test_the_growth_of_the_lag_is_between_answers_and_survives_looks_that_do_not
 # What is shown
 
 
+def test_a_checkpoint_that_stands_while_records_wait_is_said_and_is_no_problem() -> None:
+    def looked(behind_ms: int | None, checkpoint: str = "7") -> FleetView:
+        lag = ShardLag(behind_ms=behind_ms, record_ms=None, asked_s=WALL_S)
+        rows = [
+            snapshot(
+                lease(lease_counter=at, checkpoint=ExtendedSequenceNumber(of)),
+                at_s=at,
+                lags={"s1": lag},
+                lock=msgspec.structs.replace(LOCK, record_version_number=of + str(at)),
+            )
+            for at, of in ((0, "7"), (35, checkpoint))
+        ]
+        return seen(*rows)
+
+    assert of(looked(2000)).reason == "renewed, but its checkpoint stands for 35 s and records wait"
+    assert (problems(looked(2000)), notices(looked(2000))) == ([], ["no_progress"])
+    for fine in (looked(0), looked(None), looked(2000, checkpoint="8")):
+        assert (of(fine).reason, notices(fine)) == (None, [])
+
+
 def big_fleet(leases: int, workers: int) -> FleetSnapshot:
     step = (MAX_HASH_KEY + 1) // leases
     rows = tuple(

@@ -29,6 +29,9 @@ ALLOWED: dict[str, set[str]] = {
         "errors", "model", "config", "ports", "decisions", "log", "instruments",
         "multilang", "aws", "child", "observe", "coordination", "retrieval",
     },
+    "endpoint": {
+        "errors", "model", "config", "ports", "decisions", "log", "observe", "coordination", "runtime",
+    },
     "local": {"errors", "model"},
     "processor": set(),
     "spark": {"processor"},

@@ -227,3 +227,29 @@ def test_percent_signs_of_a_child_are_no_format(configured: Configured) -> None:
     out = configured()
     logging.getLogger("kcl_host.child").error("100% %s done", extra={"action": "child_stderr"})
     assert "100% %s done" in out.getvalue()
+
+
+def test_of_one_warning_sixty_lines_a_minute_and_how_many_were_left_out() -> None:
+    now_s = 0.0
+    repetition = log.Repetition(lambda: now_s)
+
+    def said(message: str = "turn failed", level: int = logging.WARNING, name: str = "kcl_host.x") -> str | None:
+        record = logging.LogRecord(name, level, "", 0, message, None, None)
+        record.__dict__["action"] = "turn_failed"
+        if not repetition.allows(record):
+            return None
+        return str(log.facts_of(record, {}))
+
+    lines = [said() for _ in range(200)]
+    assert (
+        lines
+        == ["{'action': 'turn_failed'}"] * 59
+        + ["{'more': 'left out for a minute', 'action': 'turn_failed'}"]
+        + [None] * 140
+    )
+    assert said("something else") is not None, "another kind has a count of its own"
+    assert all(said(level=logging.INFO) for _ in range(100)), "life is not repetition"
+    assert all(said(name=log.CHILD) for _ in range(100)), "what children write is theirs"
+    now_s = 60.0
+    assert said() == "{'left_out': 140, 'action': 'turn_failed'}"
+    assert said() == "{'action': 'turn_failed'}"

@@ -49,7 +49,10 @@ def test_all_that_one_worker_sends(one_of_each: Measured) -> None:
     }
 
 
-@pytest.mark.parametrize(("leases", "workers"), [(4, 2), (100, 2), (4, 5)])
+@pytest.mark.parametrize(
+    ("leases", "workers"),
+    [(4, 2), pytest.param(100, 2, marks=pytest.mark.interop), (4, 5)],  # .ci/run has the long one.
+)
 def test_a_fleet_costs_no_more_than_java_and_what_is_allowed(leases: int, workers: int) -> None:
     measured = measure(leases, workers, hours=1 / 6)
     assert measured.above == []

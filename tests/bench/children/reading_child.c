@@ -2,7 +2,8 @@
 
    $KCL_BENCH_NOTES names a folder; its file PID gets a line for each processRecords once it is answered: the sequence
    number and sub-sequence number of the last record ("-" for none), bytes of the line, records (0: not counted), and
-   nanoseconds since the epoch. With $KCL_BENCH_COUNT records are counted, which reads each line a second time. */
+   nanoseconds since the epoch. With $KCL_BENCH_COUNT records are counted, which reads each line a second time. With
+   $KCL_BENCH_CHECKPOINT it asks for a checkpoint before it answers, but to a lease that is lost. */
 
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -12,7 +13,7 @@
 #include <unistd.h>
 
 static FILE *notes;
-static int counting;
+static int counting, checkpointing;
 static const char SEQUENCE_NUMBER[] = "\"sequenceNumber\":\"", SUB[] = "\"subSequenceNumber\":";
 
 static char *last_of(char *text, size_t size, const char *wanted) {
@@ -40,19 +41,34 @@ static void note(char *line, size_t size) {
     fflush(notes);
 }
 
+static void send_line(const char *line, int length) {
+    if (write(1, line, length) != length) exit(1);
+}
+
 static void answer(char *line, size_t size) {
-    static const char before[] = "{\"action\":\"";
+    static const char before[] = "{\"action\":\"", checkpoint[] = "{\"action\":\"checkpoint\"}\n";
+    static char waiting[32] = "", *waiting_line = NULL;
+    static size_t waiting_size = 0;
     char name[32] = "", status[128];
     if (size < sizeof before || memcmp(line, before, sizeof before - 1) != 0) return;
     sscanf(line + sizeof before - 1, "%31[A-Za-z]", name);
-    int length = snprintf(status, sizeof status, "{\"action\":\"status\",\"responseFor\":\"%s\"}\n", name);
-    if (write(1, status, length) != length) exit(1);
+    int is_checkpoint = strcmp(name, "checkpoint") == 0;
+    if (checkpointing && !is_checkpoint && strcmp(name, "initialize") != 0 && strcmp(name, "leaseLost") != 0) {
+        strcpy(waiting, name);
+        free(waiting_line);
+        waiting_line = memcpy(malloc(size), line, waiting_size = size);
+        send_line(checkpoint, sizeof checkpoint - 1);
+        return;
+    }
+    if (is_checkpoint) strcpy(name, waiting), line = waiting_line, size = waiting_size;
+    send_line(status, snprintf(status, sizeof status, "{\"action\":\"status\",\"responseFor\":\"%s\"}\n", name));
     if (notes && strcmp(name, "processRecords") == 0) note(line, size);
 }
 
 int main(void) {
     const char *folder = getenv("KCL_BENCH_NOTES");
     counting = getenv("KCL_BENCH_COUNT") != NULL;
+    checkpointing = getenv("KCL_BENCH_CHECKPOINT") != NULL;
     if (folder) {
         char file[4096];
         snprintf(file, sizeof file, "%s/%ld", folder, (long)getpid());

@@ -1,7 +1,7 @@
 // A stand-in for Kinesis whose answers cost it next to nothing: GetRecords is answered from bytes that were made once,
 // of which only the numbers that advance are written anew. Each shard has endless data and no read limits.
 //
-//	source serve -folder F -shards N -payload FILE...   TLS; HTTP/2 with CBOR or HTTP/1.1 with JSON, as the client asks
+//	source serve -folder F -shards N FILE...   TLS; HTTP/2 with CBOR or HTTP/1.1 with JSON, as the client asks
 //	source load  -folder F -url U -wire h2-cbor|h1-json -shards N -limit L -seconds S   how fast that is
 package main
 

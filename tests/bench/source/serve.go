@@ -33,19 +33,23 @@ const (
 )
 
 type source struct {
-	shards  int
-	answers answers
-	notes   *notes
+	shards   int
+	idle     bool
+	answers  answers
+	notes    *notes
+	requests requests
 }
 
 func serve(arguments []string) error {
 	flags := flag.NewFlagSet("serve", flag.ExitOnError)
 	folder := flags.String("folder", ".", "where certificate.pem and the notes go")
 	shards := flags.Int("shards", 1, "of the stream, whatever its name")
+	idle := flags.Bool("idle", false, "GetRecords finds nothing, and is at the tip")
 	port := flags.Int("port", 0, "0: any free one, which is printed")
 	notesFile := flags.String("notes", "", "a line for each answer of GetRecords: shard, answer, records, began, ended")
 	flags.Parse(arguments)
-	made := &source{shards: *shards, answers: answers{free: map[kind][]*answer{}}}
+	made := &source{shards: *shards, idle: *idle, answers: answers{free: map[kind][]*answer{}}}
+	made.requests.by = map[string]int{}
 	for _, file := range flags.Args() {
 		payload, err := os.ReadFile(file)
 		if err != nil {
@@ -53,7 +57,7 @@ func serve(arguments []string) error {
 		}
 		made.answers.payloads = append(made.answers.payloads, payload)
 	}
-	if len(made.answers.payloads) == 0 {
+	if len(made.answers.payloads) == 0 && !made.idle {
 		return errors.New("no payload")
 	}
 	if *notesFile != "" {
@@ -106,6 +110,10 @@ func (l tlsListener) Accept() (net.Conn, error) {
 }
 
 func (s *source) ServeHTTP(w http.ResponseWriter, request *http.Request) {
+	if request.Method == "GET" {
+		write(w, false, 200, s.requests.counted())
+		return
+	}
 	contentType := request.Header.Get("Content-Type")
 	body, err := io.ReadAll(request.Body)
 	if err != nil {
@@ -113,6 +121,7 @@ func (s *source) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	}
 	members, err := decodeRequest(contentType, body)
 	_, operation, _ := strings.Cut(request.Header.Get("X-Amz-Target"), ".")
+	s.requests.add(operation)
 	if err == nil && operation == "GetRecords" {
 		err = s.getRecords(w, isCbor(contentType), members)
 	} else if err == nil {
@@ -143,6 +152,13 @@ func (s *source) getRecords(w http.ResponseWriter, cbor bool, members map[string
 	shard, batch, err := parseIterator(text(members, "ShardIterator"))
 	if err != nil || shard < 0 || shard >= s.shards {
 		return errors.New("no such iterator")
+	}
+	if s.idle {
+		found := map[string]any{
+			"MillisBehindLatest": 0, "NextShardIterator": iteratorOf(shard, batch+1), "Records": []any{},
+		}
+		write(w, cbor, 200, encode(cbor, found))
+		return nil
 	}
 	k := kind{shard, s.records(members), cbor}
 	prepared := s.answers.take(k)
@@ -206,6 +222,24 @@ func (s *source) listing() []any {
 		})
 	}
 	return listing
+}
+
+// requests of the service so far, by operation; a GET answers with them.
+type requests struct {
+	mutex sync.Mutex
+	by    map[string]int
+}
+
+func (r *requests) add(operation string) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	r.by[operation]++
+}
+
+func (r *requests) counted() []byte {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	return encode(false, r.by)
 }
 
 // notes has a line for each answer: shard, answer, records, nanoseconds since the epoch when its writing began and ended.

@@ -1,10 +1,13 @@
-"""GetRecords without botocore's client stack, which takes more processor time than all the rest of a read.
+"""The calls that are made most, without botocore's client stack, which takes more processor time than all their rest.
 
-The first GetRecords of a client (with an ARN: of that ARN) goes through botocore. The finished request that its event
-`before-send` shows teaches the endpoint, the region and the user agent; when our own signature of that very request
-equals botocore's, later reads are signed and sent from here. Answers go to the client's own parser, so errors are its
-own. What the client knows and we do not (a proxy, a path, an answer without length) stays with botocore for good; so
-does, for that one read, whatever fails before a request is out: botocore's errors say why no connection can be made.
+GetRecords of each shard, UpdateItem of each lease. The first call of a client (of each stream ARN or table) goes
+through botocore. The finished request that its event `before-send` shows teaches the endpoint, the region and the user
+agent; when our own signature of that very request equals botocore's, later calls are signed and sent from here. Answers
+go to the client's own parser, so errors are its own. What the client knows and we do not (a proxy, a path, an answer
+without length) stays with botocore for good; so does, for that one call, whatever fails before a request is out:
+botocore's errors say why no connection can be made.
+
+A write is sent once. One whose answer was lost, or is not understood, has failed as botocore's would have.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import hashlib
 import hmac
 import http.client
 import io
+import json
 import logging
 import os
 import re
@@ -23,6 +27,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 from botocore.awsrequest import HeadersDict
+from botocore.exceptions import ConnectionClosedError, HTTPClientError
 from botocore.session import Session
 from botocore.utils import get_environ_proxies
 
@@ -31,14 +36,9 @@ from kcl_host.aws.http1 import Answer, Connections, NoConnection, Origin, Unusua
 if TYPE_CHECKING:
     from botocore.awsrequest import AWSPreparedRequest
     from botocore.credentials import Credentials
-    from mypy_boto3_kinesis.client import KinesisClient
 
 _log = logging.getLogger(__name__)
 
-_OPERATION: Final = "GetRecords"
-_TARGET: Final = "Kinesis_20131202.GetRecords"
-_CONTENT_TYPE: Final = "application/x-amz-json-1.1"
-_PARAMETERS: Final = frozenset({"ShardIterator", "Limit", "StreamARN"})
 _HEADERS: Final = frozenset(
     {
         "content-type", "content-length", "user-agent", "x-amz-target", "authorization", "x-amz-date",
@@ -50,9 +50,50 @@ _SCOPE: Final = re.compile(r"AWS4-HMAC-SHA256 Credential=.*/\d{8}/([^/]+)/([^/]+
 _PORTS: Final = {"http": 80, "https": 443}
 
 
-class Target(msgspec.Struct, frozen=True):
-    """Where reads go. `host` is the header's value; `service` is the name that signatures use."""
+class Operation(msgspec.Struct, frozen=True):
+    """`resource` is the parameter on which the endpoint may depend; a repeatable one changes nothing."""
 
+    service: str
+    name: str
+    method: str
+    target: str
+    content_type: str
+    resource: str
+    parameters: frozenset[str]
+    repeatable: bool
+
+
+GET_RECORDS: Final = Operation(
+    service="kinesis",
+    name="GetRecords",
+    method="get_records",
+    target="Kinesis_20131202.GetRecords",
+    content_type="application/x-amz-json-1.1",
+    resource="StreamARN",
+    parameters=frozenset({"ShardIterator", "Limit", "StreamARN"}),
+    repeatable=True,
+)
+UPDATE_ITEM: Final = Operation(
+    service="dynamodb",
+    name="UpdateItem",
+    method="update_item",
+    target="DynamoDB_20120810.UpdateItem",
+    content_type="application/x-amz-json-1.0",
+    resource="TableName",
+    parameters=frozenset(
+        {
+            "TableName", "Key", "UpdateExpression", "ConditionExpression", "ExpressionAttributeValues",
+            "ReturnValues", "ReturnValuesOnConditionCheckFailure", "ReturnConsumedCapacity",
+        }
+    ),
+    repeatable=False,
+)  # fmt: skip
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Where calls go. `host` is the header's value; `service` is the name that signatures use."""
+
+    operation: Operation
     url: str
     origin: Origin
     host: str
@@ -61,29 +102,30 @@ class Target(msgspec.Struct, frozen=True):
     user_agent: str
 
 
-def read_directly(client: KinesisClient, session: Session) -> KinesisClient:
-    """`client`, whose `get_records` and `close` are ours now. `session` is the one that made it."""
-    reads, close = DirectReads(client, session), client.close
+def call_directly(client: Any, session: Session, operation: Operation) -> None:
+    """That method of `client`, and `close`, are ours from now on. `session` is the one that made it."""
+    call, close = DirectCall(client, session, operation), client.close
 
     def close_both() -> None:
-        reads.close()
+        call.close()
         close()
 
-    client.get_records, client.close = reads, close_both  # type: ignore[method-assign]
-    return client
+    setattr(client, operation.method, call)
+    client.close = close_both
 
 
-class DirectReads:
-    """Takes the place of `client.get_records`: same arguments, same errors. Thread-safe.
+class DirectCall:
+    """Takes the place of a method of `client`: same arguments, same errors. Thread-safe.
 
     Shared state: `_targets`, replaced member by member, and the connections.
     """
 
-    def __init__(self, client: KinesisClient, session: Session) -> None:
-        self._stock: Any = client.get_records
+    def __init__(self, client: Any, session: Session, operation: Operation) -> None:
+        self._operation = operation
+        self._stock: Any = getattr(client, operation.method)
         self._exceptions: Any = client.exceptions
-        service: Any = client.meta.service_model
-        self._shape = service.operation_model(_OPERATION).output_shape
+        self._service: Any = client.meta.service_model
+        self._shape = self._service.operation_model(operation.name).output_shape
         self._parser = session.get_component("response_parser_factory").create_parser("json")
         self._credentials: Credentials | None = session.get_credentials()
         self._signing = Signing()
@@ -100,26 +142,30 @@ class DirectReads:
         )
         self.close = weakref.finalize(self, self._connections.close)
         """Closes the idle connections, and the others once they are idle. Happens by itself when the client is gone."""
-        client.meta.events.register(f"before-send.kinesis.{_OPERATION}", self._learn)
+        client.meta.events.register(f"before-send.{operation.service}.{operation.name}", self._learn)
 
     def __repr__(self) -> str:
-        return f"<DirectReads {'never' if self._never else len(self._targets)}, {self._connections!r}>"
+        learned = "never" if self._never else len(self._targets)
+        return f"<DirectCall {self._operation.name} {learned}, {self._connections!r}>"
 
     def __call__(self, **request: Any) -> Any:
         """Raises ClientError, and botocore's exceptions for connections, as the client does."""
-        target = self._targets.get(request.get("StreamARN"))
-        if target is None or not request.keys() <= _PARAMETERS:
+        operation = self._operation
+        target = self._targets.get(request.get(operation.resource))
+        if target is None or not request.keys() <= operation.parameters:
             return self._stock(**request)
-        message = self._message(target, msgspec.json.encode(request))
         try:
-            answer = self._connections.exchange(target.origin, message, target.url)
-        except NoConnection:
+            message = self._message(target, msgspec.json.encode(request))
+            answer = self._connections.exchange(target.origin, message, target.url, repeatable=operation.repeatable)
+        except (NoConnection, UnicodeEncodeError):  # Lone surrogates are botocore's business.
             return self._stock(**request)
         except Unusual as error:
             self._never = True
             self._targets.clear()
-            extra = {"action": "direct_reads_ended", "reason": str(error)}
-            _log.info("records are read through the SDK from now on", extra=extra)
+            extra = {"action": "direct_calls_ended", "operation": operation.name, "reason": str(error)}
+            _log.info("requests go through the SDK from now on", extra=extra)
+            if not operation.repeatable:
+                raise ConnectionClosedError(error=error, request=None, endpoint_url=target.url) from error
             return self._stock(**request)
         return self._parsed(answer)
 
@@ -127,18 +173,25 @@ class DirectReads:
         response: dict[str, Any] = {"status_code": answer.status, "headers": {}, "body": answer.body, "context": {}}
         if answer.status >= 300:
             _, _, headers = answer.head.partition(b"\r\n")
-            response["headers"] = HeadersDict(http.client.parse_headers(io.BytesIO(headers)))
+            try:
+                response["headers"] = HeadersDict(http.client.parse_headers(io.BytesIO(headers)))
+            except http.client.HTTPException as error:
+                raise HTTPClientError(error=error) from error
         parsed = self._parser.parse(response, self._shape)
         if answer.status >= 300:
-            raise self._exceptions.from_code(parsed.get("Error", {}).get("Code"))(parsed, _OPERATION)
+            code = parsed.get("Error", {}).get("Code")
+            if (fields := self._service.shape_for_error_code(code)) is not None:
+                parsed.update(self._parser.parse(response, fields))
+            raise self._exceptions.from_code(code)(parsed, self._operation.name)
         return parsed
 
     def _message(self, target: Target, body: bytes) -> bytes:
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        operation = self._operation
         lines = [
             f"POST / HTTP/1.1\r\nHost: {target.host}\r\nUser-Agent: {target.user_agent}",
-            f"Accept-Encoding: identity\r\nContent-Type: {_CONTENT_TYPE}\r\nContent-Length: {len(body)}",
-            f"X-Amz-Target: {_TARGET}\r\nX-Amz-Date: {stamp}",
+            f"Accept-Encoding: identity\r\nContent-Type: {operation.content_type}\r\nContent-Length: {len(body)}",
+            f"X-Amz-Target: {operation.target}\r\nX-Amz-Date: {stamp}",
         ]
         if self._credentials is not None:
             credentials = self._credentials.get_frozen_credentials()
@@ -149,7 +202,8 @@ class DirectReads:
 
     def _learn(self, request: AWSPreparedRequest, **_: Any) -> None:
         """From a request that botocore is about to send, if it is one that we would have made, too."""
-        if self._never or (target := target_of(request)) is None or self._proxies.get(target.origin.scheme):
+        target = target_of(request, self._operation)
+        if self._never or target is None or self._proxies.get(target.origin.scheme):
             return
         headers, signed = _headers_of(request), None
         body: Any = request.body
@@ -157,11 +211,11 @@ class DirectReads:
             credentials = self._credentials.get_frozen_credentials()
             signed = self._signing.authorization(target, credentials, headers.get("x-amz-date", ""), body)
         if signed == headers.get("authorization"):
-            self._targets[msgspec.json.decode(body).get("StreamARN")] = target
+            self._targets[json.loads(body).get(self._operation.resource)] = target
 
 
 class Signing:
-    """Signature version 4 of reads. Keeps the last signing key, which holds for a day."""
+    """Signature version 4 of these calls. Keeps the last signing key, which holds for a day."""
 
     def __init__(self) -> None:
         self._key: tuple[tuple[str, str], bytes] | None = None
@@ -172,8 +226,8 @@ class Signing:
         signed = f"content-type;host;x-amz-date;{'x-amz-security-token;' if token else ''}x-amz-target"
         token_line = f"x-amz-security-token:{token}\n" if token else ""
         canonical = (
-            f"POST\n/\n\ncontent-type:{_CONTENT_TYPE}\nhost:{target.host}\nx-amz-date:{stamp}\n{token_line}"
-            f"x-amz-target:{_TARGET}\n\n{signed}\n{hashlib.sha256(body).hexdigest()}"
+            f"POST\n/\n\ncontent-type:{target.operation.content_type}\nhost:{target.host}\nx-amz-date:{stamp}\n{token_line}"
+            f"x-amz-target:{target.operation.target}\n\n{signed}\n{hashlib.sha256(body).hexdigest()}"
         )
         scope = f"{stamp[:8]}/{target.region}/{target.service}/aws4_request"
         digest = hashlib.sha256(canonical.encode()).hexdigest()
@@ -200,12 +254,14 @@ def _headers_of(request: AWSPreparedRequest) -> dict[str, str]:
     return {n.lower(): v.decode("latin-1") if isinstance(v, bytes) else str(v) for n, v in request.headers.items()}
 
 
-def target_of(request: AWSPreparedRequest) -> Target | None:
+def target_of(request: AWSPreparedRequest, operation: Operation) -> Target | None:
     """None if there is anything about the request that ours would not have."""
     url, headers = urlsplit(request.url), _headers_of(request)
     scope = _SCOPE.match(headers.get("authorization", ""))
     if (
-        (request.method, headers.get("content-type"), headers.get("x-amz-target")) != ("POST", _CONTENT_TYPE, _TARGET)
+        request.method != "POST"
+        or headers.get("content-type") != operation.content_type
+        or headers.get("x-amz-target") != operation.target
         or url.scheme not in _PORTS
         or not url.hostname
         or url.username is not None
@@ -215,6 +271,7 @@ def target_of(request: AWSPreparedRequest) -> Target | None:
         return None
     port = _PORTS[url.scheme]
     return Target(
+        operation=operation,
         url=request.url,
         origin=Origin(url.scheme, url.hostname, url.port or port),
         host=url.netloc.lower().removesuffix(f":{port}"),

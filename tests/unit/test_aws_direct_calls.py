@@ -6,11 +6,8 @@ import base64
 import contextlib
 import itertools
 import json
-import socket
-import socketserver
-import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +15,6 @@ from typing import Any
 
 import botocore.session
 import hypothesis.strategies as st
-import msgspec
 import pytest
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
@@ -29,7 +25,7 @@ from hypothesis import example, given, settings
 
 from kcl_host.aws.clients import kinesis_client
 from kcl_host.aws.credentials import session_for
-from kcl_host.aws.direct_reads import Signing, Target, read_directly, target_of
+from kcl_host.aws.direct_calls import GET_RECORDS, Signing, Target, call_directly, target_of
 from kcl_host.aws.http1 import Connections, Origin
 from kcl_host.aws.kinesis import KinesisStream, install_fast_get_records
 from kcl_host.config.settings import (
@@ -46,11 +42,10 @@ from kcl_host.local.certificate import Certificate
 from kcl_host.local.kinesis import KinesisEngine
 from kcl_host.model.sequence import InitialPosition, IteratorPosition
 from tests.fakes.wire import Reply, Wire
+from tests.unit.scripted_server import CONTENT_TYPE, PAGE, Close, Cut, Hang, Serve, Server, Step, Wait, answer, serving
 
 ARN = "arn:aws:kinesis:us-east-1:123456789012:stream/orders"
 OTHER_ARN = "arn:aws:kinesis:us-east-1:210987654321:stream/orders"
-CONTENT_TYPE = "application/x-amz-json-1.1"
-PAGE = b'{"Records": [], "NextShardIterator": "n", "MillisBehindLatest": 7}'
 
 
 @pytest.fixture(autouse=True)
@@ -59,134 +54,6 @@ def no_proxies_and_bundles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-
-
-# A server by script
-
-
-class Hang:
-    """No answer, until the server ends."""
-
-
-class Close:
-    """The connection is closed without an answer."""
-
-
-class Wait:
-    """The rest of the answer comes when the server is told to `go_on`."""
-
-
-class Cut(msgspec.Struct, frozen=True):
-    """The connection is closed after these bytes."""
-
-    raw: bytes
-
-
-Step = bytes | list[bytes | type[Wait]] | type[Hang] | type[Close] | Cut
-
-
-class Asked(msgspec.Struct, frozen=True):
-    connection: int
-    path: str
-    headers: dict[str, str]
-    body: Any
-
-    @property
-    def by_botocore(self) -> bool:
-        return "amz-sdk-request" in self.headers
-
-
-def answer(body: bytes = PAGE, status: str = "200 OK", *headers: str) -> bytes:
-    lines = [f"HTTP/1.1 {status}", f"Content-Type: {CONTENT_TYPE}", f"Content-Length: {len(body)}", *headers]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
-
-
-class Server(socketserver.ThreadingTCPServer):
-    """Answers with `steps`, in order, on whichever connection asks; afterwards always with the last of them."""
-
-    daemon_threads = False
-    block_on_close = True
-    allow_reuse_address = True
-
-    def __init__(self, *steps: Step, context: ssl.SSLContext | None = None) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.context = context
-        self.steps = list(steps)
-        self.asked: list[Asked] = []
-        self.connections = 0
-        self.ending = threading.Event()
-        self.go_on = threading.Event()
-        self.done = threading.Semaphore(0)
-        """Counts the steps that were taken completely."""
-        self.open: list[socket.socket] = []
-
-    @property
-    def url(self) -> str:
-        return f"{'https' if self.context else 'http'}://127.0.0.1:{self.server_address[1]}"
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients leave as they like."""
-
-
-class _Handler(socketserver.StreamRequestHandler):
-    server: Server
-    disable_nagle_algorithm = True
-
-    def setup(self) -> None:
-        self.server.connections += 1
-        self.number = self.server.connections
-        self.server.open.append(self.request)
-        if self.server.context is not None:
-            self.request = self.server.context.wrap_socket(self.request, server_side=True)
-            self.server.open.append(self.request)
-        super().setup()
-
-    def handle(self) -> None:
-        while line := self.rfile.readline():
-            headers = {}
-            while (header := self.rfile.readline().strip()) != b"":
-                name, _, value = header.decode().partition(":")
-                headers[name.lower()] = value.strip()
-            body = self.rfile.read(int(headers["content-length"]))
-            self.server.asked.append(Asked(self.number, line.decode().split()[1], headers, json.loads(body)))
-            steps = self.server.steps
-            step = steps.pop(0) if len(steps) > 1 else steps[0]
-            if isinstance(step, Cut):
-                self.wfile.write(step.raw)
-            if isinstance(step, (Cut, type)):
-                if step is Hang:
-                    self.server.ending.wait()
-                self.request.shutdown(socket.SHUT_WR)
-                self.server.done.release()
-                return
-            for piece in step if isinstance(step, list) else [step]:
-                if isinstance(piece, bytes):
-                    self.wfile.write(piece)
-                else:
-                    assert self.server.go_on.wait(10)
-            self.server.done.release()
-
-
-Serve = Callable[..., Server]
-
-
-@contextlib.contextmanager
-def serving(*steps: Step, context: ssl.SSLContext | None = None) -> Iterator[Server]:
-    server = Server(*steps, context=context)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.ending.set()
-        server.shutdown()
-        for opened in server.open:
-            with contextlib.suppress(OSError):
-                opened.shutdown(socket.SHUT_RDWR)
-        server.server_close()
-        for opened in server.open:
-            opened.close()
-        thread.join()
 
 
 @pytest.fixture
@@ -224,7 +91,9 @@ def new_client(url: str | None, session: botocore.session.Session, **config: Any
 
 def direct(url: str | None, session: botocore.session.Session | None = None, **config: Any) -> Any:
     session = session or new_session()
-    return read_directly(new_client(url, session, **config), session)
+    client = new_client(url, session, **config)
+    call_directly(client, session, GET_RECORDS)
+    return client
 
 
 def stock(url: str | None, session: botocore.session.Session | None = None, **config: Any) -> Any:
@@ -269,16 +138,16 @@ def test_the_first_read_is_botocores_and_all_others_are_ours(serve: Serve) -> No
             assert asked.headers[name] == first.headers[name]
         assert asked.path == "/"
     assert [asked.connection for asked in server.asked] == [1, 2, 2, 2], "connections are kept"
-    assert repr(client.get_records) == "<DirectReads 1, <Connections 1 idle>>"
+    assert repr(client.get_records) == "<DirectCall GetRecords 1, <Connections 1 idle>>"
     client.close()
-    assert repr(client.get_records) == "<DirectReads 1, <Connections 0 idle>>"
+    assert repr(client.get_records) == "<DirectCall GetRecords 1, <Connections 0 idle>>"
     read(client)
-    assert repr(client.get_records) == "<DirectReads 1, <Connections 0 idle>>", "nothing is kept after the end"
+    assert repr(client.get_records).endswith("<Connections 0 idle>>"), "nothing is kept after the end"
 
 
-@pytest.mark.parametrize("direct_reads", [True, False])
+@pytest.mark.parametrize("direct_calls", [True, False])
 def test_the_client_of_the_host_reads_directly(
-    serve: Serve, direct_reads: bool, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, direct_calls: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
@@ -299,10 +168,10 @@ def test_the_client_of_the_host_reads_directly(
             worker_metrics_table=table,
             retrieval=RetrievalSettings(mode="POLLING", mode_reason="test"),
         ),
-        direct_reads=direct_reads,
+        direct_calls=direct_calls,
     )
     read(client), read(client)
-    assert [asked.by_botocore for asked in server.asked] == [True, not direct_reads]
+    assert [asked.by_botocore for asked in server.asked] == [True, not direct_calls]
     assert "kcl-host/" in server.asked[1].headers["user-agent"]
     client.close()
 
@@ -321,7 +190,7 @@ def test_every_arn_is_learned_on_its_own() -> None:
         "https://kinesis.us-east-1.amazonaws.com/",
     ]
     assert [body.get("StreamARN") for _, body in wire.requests] == [ARN, OTHER_ARN, None]
-    assert repr(client.get_records).startswith("<DirectReads 3,")
+    assert repr(client.get_records).startswith("<DirectCall GetRecords 3,")
 
 
 def test_an_arn_is_sent(serve: Serve) -> None:
@@ -379,7 +248,7 @@ def test_credentials_of_the_client_alone_stay_with_botocore(serve: Serve) -> Non
     client: Any = session.create_client(
         "kinesis", "us-east-1", endpoint_url=server.url, aws_access_key_id="other", aws_secret_access_key="secret"
     )
-    client = read_directly(client, session)
+    call_directly(client, session, GET_RECORDS)
     read(client), read(client)
     assert [asked.by_botocore for asked in server.asked] == [True, True]
     assert all("Credential=other/" in asked.headers["authorization"] for asked in server.asked)
@@ -407,7 +276,7 @@ def test_an_answer_we_do_not_understand_is_botocores_and_so_are_all_others(serve
     client = direct(server.url)
     assert [read(client).millis_behind_latest for _ in range(3)] == [7, 7, 7]
     assert [asked.by_botocore for asked in server.asked] == [True, False, True, True]
-    assert repr(client.get_records).startswith("<DirectReads never,")
+    assert repr(client.get_records).startswith("<DirectCall GetRecords never,")
     client.close()
 
 
@@ -604,7 +473,8 @@ def test_the_time_out_of_connecting_is_not_that_of_reading(serve: Serve) -> None
     later = threading.Timer(0.5, server.go_on.set)
     later.start()
     origin = Origin("http", "127.0.0.1", server.server_address[1])
-    assert connections.exchange(origin, b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}", "url").body == PAGE
+    message = b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"
+    assert connections.exchange(origin, message, "url", repeatable=True).body == PAGE
     connections.close()
     later.join()
 
@@ -628,7 +498,7 @@ def test_a_connection_that_says_close_is_not_used_again(serve: Serve) -> None:
     for _ in range(3):
         read(client)
     assert [asked.connection for asked in server.asked][1:] == [2, 3]
-    assert repr(client.get_records) == "<DirectReads 1, <Connections 0 idle>>"
+    assert repr(client.get_records) == "<DirectCall GetRecords 1, <Connections 0 idle>>"
 
 
 def test_the_idle_connections_are_bounded(serve: Serve) -> None:
@@ -641,7 +511,7 @@ def test_the_idle_connections_are_bounded(serve: Serve) -> None:
     def work() -> None:
         for _ in range(20):
             gate.wait(5)
-            assert connections.exchange(origin, message, server.url).body == PAGE
+            assert connections.exchange(origin, message, server.url, repeatable=True).body == PAGE
 
     threads = [threading.Thread(target=work) for _ in range(5)]
     for thread in threads:
@@ -766,14 +636,14 @@ def test_signatures_are_botocores(
         signed = signer.signed_headers(signer.headers_to_sign(request))
         expected = f"AWS4-HMAC-SHA256 Credential={signer.scope(request)}, SignedHeaders={signed}, Signature={signature}"
         request.headers["Authorization"] = expected
-        target = target_of(request.prepare())
+        target = target_of(request.prepare(), GET_RECORDS)
         assert target is not None
         assert (target.region, target.service) == (region, "kinesis")
         assert signing.authorization(target, credentials, stamp, body) == expected
 
 
 def test_a_signing_key_is_kept_for_its_day_and_secret_only() -> None:
-    target, kept = Target("u", Origin("http", "h", 1), "h", "r", "kinesis", "a"), Signing()
+    target, kept = Target(GET_RECORDS, "u", Origin("http", "h", 1), "h", "r", "kinesis", "a"), Signing()
     for stamp, secret in (("20260101T235959Z", "s"), ("20260102T000000Z", "s"), ("20260102T000000Z", "t")):
         credentials = ReadOnlyCredentials("key", secret, None)
         fresh = Signing().authorization(target, credentials, stamp, b"{}")
