@@ -98,7 +98,7 @@ class DeltaHandle:
 
         version = self.table.version()
         now_ms = time.time_ns() // 1_000_000
-        actions = [AddAction(f.path, f.bytes, {}, now_ms, True, f'{{"numRecords":{f.rows}}}') for f in files]
+        actions: list[Any] = [AddAction(f.path, f.bytes, {}, now_ms, True, f'{{"numRecords":{f.rows}}}') for f in files]
         with _errors():
             try:
                 self.table.create_write_transaction(

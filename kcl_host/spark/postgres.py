@@ -98,7 +98,8 @@ class PostgresSink:
         from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
         try:
-            self._conninfo = make_conninfo("", **{**_CONNECTION, **conninfo_to_dict(conninfo)})
+            parts: dict[str, Any] = {**_CONNECTION, **conninfo_to_dict(conninfo)}
+            self._conninfo = make_conninfo("", **parts)
         except psycopg.Error:
             raise ValueError("this is not a connection string of PostgreSQL") from None  # its text has the password
         self._tables = {TABLE: tables} if isinstance(tables, str) else dict(tables)
