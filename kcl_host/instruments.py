@@ -78,7 +78,7 @@ class Instruments(Protocol):
     # Leases of this worker
 
     def renewing_all(self) -> Measured:
-        """Around a round of renewals."""
+        """Around the renewals of a turn."""
 
     def renewing(self) -> Measured:
         """Around the heartbeat of one lease; False when its outcome is open."""

@@ -95,6 +95,7 @@ def everything(engines: Engines) -> dict[str, Any]:
     return {name: engines.dynamodb.call("Scan", TableName=name)["Items"] for name in names}
 
 
+@pytest.mark.interop  # Long: .ci/run has it.
 def test_the_command_lets_a_new_application_through_and_leaves_it_new(engines: Engines, tmp_path: Path) -> None:
     before = everything(engines)
     counting = Counting(engines, tmp_path, applicationName="new")

@@ -54,6 +54,7 @@ class PeakMemory:
         return self.mib
 
 
+@pytest.mark.interop  # Long: .ci/run has it.
 @pytest.mark.parametrize("mode", ["POLLING", "FANOUT"])
 def test_records_of_ten_mebibytes_among_small_ones(engines: Engines, tmp_path: Path, mode: str) -> None:
     """Each larger than maxByteSize; the bounds let it pass, alone."""

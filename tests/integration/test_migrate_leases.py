@@ -204,6 +204,7 @@ def test_the_new_table_has_exactly_these_rows_and_the_old_one_is_untouched(
     assert missing in refused.stderr and len(refused.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.interop  # Long: .ci/run has it.
 def test_a_worker_on_the_new_table_goes_on_where_the_old_one_stopped(engines: Engines, tmp_path: Path) -> None:
     app = Counting(engines, tmp_path, failoverTimeMillis=1000)
 

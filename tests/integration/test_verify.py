@@ -139,6 +139,7 @@ def report(child: Path, fault: str, *options: str) -> tuple[int, dict[str, Any]]
     return report_of(*options, sys.executable, str(child), f"--fault={fault}")
 
 
+@pytest.mark.interop  # Long: .ci/run has it.
 def test_a_good_child_passes_every_session(child: Path) -> None:
     exit_code, output = run(sys.executable, str(child), "--fault=none")
     assert exit_code == 0

@@ -73,6 +73,7 @@ def test_a_fleet_of_nobody_is_none() -> None:
         beginning_of(saved(["a"], workers=""), "fleet.json")
 
 
+@pytest.mark.interop  # Long: .ci/run has it.
 def test_owners_find_their_leases_and_nothing_moves() -> None:
     even = simulate(setup(beginning_of(saved(["a", "b"] * 4), "f")), schedule=[])
     assert even.moves == 0 and even.records > 0

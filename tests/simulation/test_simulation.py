@@ -12,7 +12,7 @@ from tests.simulation.run import Failure, Setup, outcome_of, shrink, simulate
 pytestmark = pytest.mark.simulation
 
 
-@pytest.mark.parametrize("seed", (0, 2, 3, 4))  # Single table, migrating and rolled back; all modes. More: the gate.
+@pytest.mark.parametrize("seed", (0, 3))  # Both table formats. More, and all modes: the gate.
 def test_a_disturbed_fleet_keeps_every_promise(seed: int) -> None:
     outcome = simulate(Setup(seed=seed, workers=4, shards=10, hours=0.25, every_s=20.0))
     assert outcome.records > 100 and outcome.moves > 20, "or nothing was tried"

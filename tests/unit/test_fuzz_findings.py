@@ -187,7 +187,7 @@ def test_numbers_that_python_refuses_to_read() -> None:
         lambda: one_line("x" + " " * 300_000 + "y"),
         lambda: one_line(("\n" + " " * 40) * 8_000),
         lambda: masked_text("secret" * 50_000),
-        lambda: convert(BY_NAME["maxThroughputPerHostKBps"], "9" * 3_000_000),
+        lambda: convert(BY_NAME["maxThroughputPerHostKBps"], "9" * 100_000 + "x"),
         lambda: _asked_with(b"X: y" + b" " * 150_000 + b"z"),
     ],
     ids=["blanks", "blank lines", "secrets", "digits", "header"],
