@@ -35,6 +35,8 @@ from kcl_host.ports import LeaseTable
 from kcl_host.runtime.clock import SystemClock
 from tests.fakes.clock import FakeClock
 
+pytestmark = pytest.mark.interop  # .ci/run has it.
+
 WRITERS = 12
 PAIRED = 6
 """Writers of each of two kinds."""

@@ -288,6 +288,7 @@ def check_shard_end(watch: Watch, parent: int, children: set[int]) -> None:
 # Two workers
 
 
+@pytest.mark.interop  # Long: .ci/run has it.
 def test_two_workers_hand_over(engines: Engines, tmp_path: Path) -> None:
     engines.create_stream("numbers", 4)
     watch = Watch(engines, "counting")

@@ -49,7 +49,7 @@ from kcl_host.local.kinesis import KinesisEngine
 from kcl_host.model.records import RecordsPage
 from kcl_host.model.sequence import InitialPosition, IteratorPosition
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.interop]  # .ci/run has it.
 
 TRIM_HORIZON = IteratorPosition(type="TRIM_HORIZON")
 LATEST = IteratorPosition(type="LATEST")

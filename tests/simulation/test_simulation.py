@@ -30,6 +30,7 @@ def test_an_undisturbed_fleet_delivers_nothing_twice(seed: int, request: pytest.
     assert not [name for name in outcome.counts if name in ("log lease_lost", "log turn_failed", "log leader_lost")]
 
 
+@pytest.mark.interop  # Long: .ci/run has it.
 def test_a_seed_does_the_same_again() -> None:
     setup = Setup(seed=5, workers=4, shards=8, hours=0.2, every_s=15.0)
     first, second = simulate(setup), simulate(setup)

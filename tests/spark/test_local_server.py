@@ -27,7 +27,7 @@ from kcl_host.local.engines import Engines
 from kcl_host.runtime.clock import SystemClock
 from tests.integration.counting import Counting, Running
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.interop]  # .ci/run has it.
 
 STAND_IN = """\
 #!{python}

@@ -13,6 +13,8 @@ from kcl_host.spark.maintenance import rewind
 from kcl_host.spark.s3 import S3Storage
 from tests.spark.test_commit_chain import KEY, at, commit, files, manifest, paths
 
+pytestmark = pytest.mark.interop  # .ci/run has it.
+
 
 @pytest.fixture
 def client() -> Iterator[Any]:
