@@ -206,7 +206,7 @@ def run(seed: int, *, take: bool, disturbed: bool) -> ReplayObserver:
         fleet.run(180)
         assert replayer.is_done, observer.history[-40:]
         fleet.calm()
-        fleet.run(150)
+        fleet.run(300)  # Averages of what was read again fade away.
         fleet.check_quiet(2)
     assert replayer.preview is not None and len(replayer.preview.changes) >= SHARDS
     assert observer.check_all_again(since_s) > 60
