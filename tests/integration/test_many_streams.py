@@ -13,7 +13,7 @@ import pytest
 from kcl_host.local.engines import Engines
 from tests.integration.counting import Counting, Running, stop
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.interop]  # .ci/run has it.
 
 AUTO = "FORMER_STREAMS_AUTO_DETECTION_DEFERRED_DELETION"
 

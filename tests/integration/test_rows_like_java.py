@@ -227,6 +227,7 @@ def test_the_rules_know_each_write_from_its_request(update: str, condition: str,
 # One worker
 
 
+@pytest.mark.interop  # Long: .ci/run has it.
 def test_one_worker_through_split_and_merge(engines: Engines, tmp_path: Path) -> None:
     engines.create_stream("numbers", 4)
     watch = Watch(engines, "counting")

@@ -58,7 +58,7 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
     manager.close()
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.interop)])
 def test_a_host_tells_that_it_is_ready_lives_and_stops(
     manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:

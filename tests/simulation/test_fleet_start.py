@@ -98,9 +98,8 @@ def start_at_once(fleet: Fleet, within_s: float) -> list[float]:
     return sorted(up.values())
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(0, id="polling"), pytest.param(1, id="fan-out", marks=pytest.mark.interop)]
-)
+@pytest.mark.interop  # Long: .ci/run has it.
+@pytest.mark.parametrize("seed", [pytest.param(0, id="polling"), pytest.param(1, id="fan-out")])
 def test_five_hundred_hosts_start_at_once_and_none_gives_up(seed: int) -> None:
     """A new application: one of them creates the tables, and registers the consumer."""
     setup = Setup(seed=seed, workers=HOSTS, shards=SHARDS)
