@@ -14,6 +14,7 @@ import click
 import msgspec
 from msgspec.structs import replace
 
+from kcl_host.cli.properties_file import takes_properties_file
 from kcl_host.cli.run import DESCRIPTORS, read_settings
 from kcl_host.config.findings import InvalidConfiguration
 from kcl_host.config.settings import Settings
@@ -49,15 +50,7 @@ class Prober(Protocol):
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("file", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "-p",
-    "--properties-file",
-    "--properties",
-    "properties_file",
-    type=click.Path(path_type=Path),
-    help="The application's .properties file; wins over the argument.",
-)
+@takes_properties_file
 @click.option("--policy", is_flag=True, help="Print the smallest IAM policy for this file, and ask nobody.")
 @click.option("--json", "as_json", is_flag=True, help="The findings as JSON.")
 @click.option("--child/--no-child", default=True, show_default=True, help="Start the child, and send it no record.")

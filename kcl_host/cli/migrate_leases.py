@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
+from kcl_host.cli.properties_file import takes_properties_file
 from kcl_host.cli.run import read_settings
 from kcl_host.errors import ConfigurationError
 from kcl_host.log import one_line
@@ -22,15 +24,7 @@ PROGRESS_S = 1.0
 
 
 @click.command("migrate-leases", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("file", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "-p",
-    "--properties-file",
-    "--properties",
-    "properties_file",
-    type=click.Path(path_type=Path),
-    help="The .properties file of the application as it is, with streamName; wins over the argument.",
-)
+@partial(takes_properties_file, what="The .properties file of the application as it is, with streamName")
 @click.option("--to-table", required=True, help="Name of the new lease table; created if it does not exist.")
 @click.option("--apply", is_flag=True, help="Do it. Without this nothing is written.")
 def migrate_leases(file: Path | None, properties_file: Path | None, to_table: str, apply: bool) -> None:

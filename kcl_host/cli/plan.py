@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
+from kcl_host.cli.properties_file import takes_properties_file
 from kcl_host.cli.run import read_settings
 from kcl_host.decisions.fleet_looks import FleetSnapshot
 from kcl_host.decisions.fleet_plan import FleetPlan, plan_fleet
@@ -27,15 +28,7 @@ MOVES_SHOWN: Final = 20
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("file", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "-p",
-    "--properties-file",
-    "--properties",
-    "properties_file",
-    type=click.Path(path_type=Path),
-    help="The application's .properties file; wins over the argument.",
-)
+@takes_properties_file
 @click.option("--workers", "change", metavar="+N|-N", help="What if there were N workers more, or fewer?")
 @click.option("--without", "removed", multiple=True, metavar="ID", help="What if this worker stopped? May be repeated.")
 @click.option("--observe", type=click.FloatRange(min=0), metavar="S", help="Look twice, S seconds apart.")

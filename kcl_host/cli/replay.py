@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
+from kcl_host.cli.properties_file import takes_properties_file
 from kcl_host.cli.run import read_settings
 from kcl_host.decisions.replay import FILE_VERSION, LeaseChange, ReplayTarget, SavedPositions, TargetKind
 from kcl_host.errors import ConfigurationError
@@ -39,15 +40,7 @@ WHAT: Final = {
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("file", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "-p",
-    "--properties-file",
-    "--properties",
-    "properties_file",
-    type=click.Path(path_type=Path),
-    help="The application's .properties file; wins over the argument.",
-)
+@takes_properties_file
 @click.option("--ago", metavar="AGE", help="From records that arrived this long ago: 90s, 2h, 1d12h.")
 @click.option("--at", metavar="TIME", help="From records that arrived at this time: ISO 8601, UTC unless it says else.")
 @click.option("--from-sequence-number", "at_number", metavar="N[:SUB]", help="From this record on. One --shard.")

@@ -20,6 +20,7 @@ import msgspec
 
 from kcl_host import log
 from kcl_host.cli.processes import WorkerProcesses, number_of_this_process, watch_parent
+from kcl_host.cli.properties_file import takes_properties_file
 from kcl_host.cli.spark_server import REMOTE, spark_for_children, starts_here
 from kcl_host.config.findings import log_findings
 from kcl_host.config.keys import KEYS
@@ -40,15 +41,7 @@ _NOT_GIVEN = ("default", "derived")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("file", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "-p",
-    "--properties-file",
-    "--properties",
-    "properties_file",
-    type=click.Path(path_type=Path),
-    help="The application's .properties file; wins over the argument.",
-)
+@takes_properties_file
 @click.option("-l", "--log-configuration", type=click.Path(), help="Accepted for the Java daemon's sake, not used.")
 @click.option("--log-level", type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False))
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="One line per event either way. Default: text.")

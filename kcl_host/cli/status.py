@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import click
 import msgspec
 
+from kcl_host.cli.properties_file import takes_properties_file
 from kcl_host.cli.run import read_settings
 from kcl_host.config.settings import Settings
 from kcl_host.decisions.fleet_looks import STATES, FleetSnapshot, LeaseState, Looks, PartFailure, look
@@ -40,15 +41,7 @@ def fleet_options(command: Any) -> Any:
     """What `status` and `top` have in common."""
     for option in reversed(
         (
-            click.argument("file", required=False, type=click.Path(path_type=Path)),
-            click.option(
-                "-p",
-                "--properties-file",
-                "--properties",
-                "properties_file",
-                type=click.Path(path_type=Path),
-                help="The application's .properties file; wins over the argument.",
-            ),
+            takes_properties_file,
             click.option("--lag", "ask_lag", is_flag=True, help="Ask Kinesis how far each checkpoint is behind."),
             click.option(
                 "--max-lag", type=click.FloatRange(min=0), metavar="S", help="More is a problem. Implies --lag."
